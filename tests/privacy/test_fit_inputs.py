@@ -6,9 +6,11 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from fitted import compiled, plan_of
 
 from tfdpsq import privacy, validation
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 
 ROWS = 40
 _X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype(np.float32)
@@ -108,6 +110,10 @@ def test_functions_that_run_eagerly_see_no_row():
         (_X.astype("datetime64[s]"), _Y, "could not be called on rows of x"),
         (np.where(_X > 9, 1, None), _Y, "could not be called on rows of x"),
         (np.full_like(_X, np.nan), _Y, "rows tried, 0 had a finite loss"),
+        (_X, {"a": _Y}, "the targets are a dict of 1 arrays, and the model has one"),
+        (_X, [_Y, _Y], "the targets are a list of 2 arrays"),
+        (_X, np.ones([len(_X), 3, 2]), r"rows of shape \(3, 2\) and outputs .*\(1,\)"),
+        (_X, _Y.astype(str), "refused a value of the rows"),
     ],
 )
 def test_rows_that_the_model_does_not_take_spend_nothing(x, y, message):
@@ -206,3 +212,44 @@ def test_a_mask_is_not_dropped_and_lists_are_arrays_only_of_one_output():
     private = _private()
     private.fit(_X, [_Y])
     assert private.steps_executed == 2
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_seeds_are_kept_in_no_directory_that_is_released(tmp_path, linked):
+    place = tmp_path / "release" / "model"
+    if linked:
+        (tmp_path / "release").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "release")
+        place = tmp_path / "link" / "model"
+    private = _private()
+    with pytest.raises(ValueError, match="in a folder 'release', and would hold the s"):
+        private.fit(_X, _Y, directory=place)
+    assert not place.exists() and private.steps_executed == 0
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("row", [0, 1, 1501, 1999])
+def test_one_row_that_the_loss_refuses_is_found_before_a_step_is_paid(
+    tmp_path, row, wide
+):
+    """An id of no embedding, in any of 2,000 rows, of few columns or of many."""
+    x = np.random.default_rng(0).integers(0, 9, [2000, 40 if wide else 3])
+    y = np.zeros([2000], np.int32)
+    ends = [tf.keras.layers.GlobalAveragePooling1D(), tf.keras.layers.Dense(2)]
+    model = tf.keras.Sequential(
+        [tf.keras.Input([x.shape[1]], dtype=tf.int64), tf.keras.layers.Embedding(9, 4)]
+        + ends
+    )
+    plan = plan_of(num_units=2000, batch_size=500, steps=4)
+    for bad_x in (True, False):
+        given, labels = x.copy(), y.copy()
+        if bad_x:
+            given[row, -1] = 9
+        else:
+            labels[row] = 2
+        private = compiled(model, plan, "sgd")
+        with pytest.raises(ValueError, match="could not be computed"):
+            private.fit(given, labels, directory=tmp_path / "run")
+        assert private.steps_executed == 0
+        ledger = tmp_path / "run" / FILE_NAME
+        assert not ledger.exists() or read_ledger(ledger).steps_paid == 0

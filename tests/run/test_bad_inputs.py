@@ -245,8 +245,9 @@ SETTINGS = {
         ("held_out=train", "held_out and finetune.split are both 'train'"),
     ],
     "pipeline": [
-        ("epsilons=(0.0,)", "epsilons[0] is 0.0; it must be a finite number above 0"),
-        ("direct_epsilons=(-1.0,)", "direct_epsilons[0] is -1.0; it must be"),
+        ("epsilons=(0.0,)", "epsilons[0] is 0.0; it must be a number above 0. Every"),
+        ("epsilons=(inf,0.0)", "epsilons[1] is 0.0; it must be a number above 0"),
+        ("direct_epsilons=(float('inf'),-1.0)", "direct_epsilons[1] is -1.0; it must"),
         ("finetune.learning_rate=nan", "finetune.learning_rate is nan; it must be a"),
         ("direct.method=plain", "direct.method is 'plain'; choose one of 'naive'"),
         ("retriever.batch_size=0", "retriever.batch_size is 0; it must be an integer"),

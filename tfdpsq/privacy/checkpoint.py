@@ -35,6 +35,8 @@ from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import KEY_BITS
 
 STATE = "state"
+# A folder of this name holds what may be published.
+_RELEASED = "release"
 SECRETS = "secrets.json"
 # The setting that tells of weights which are not trained, and so in no state.
 NOT_TRAINED = "weights_not_trained"
@@ -65,6 +67,23 @@ class Secrets:
         """Tells these seeds from others; 128 secret bits of each cannot be guessed."""
         content = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def run_directory(directory: str | os.PathLike) -> str:
+    """Returns the absolute path of a run's directory, which holds its seeds.
+
+    Raises:
+      InputError: it is none of this machine, or lies in a folder "release".
+    """
+    path = validation.local_path("directory", directory)
+    for spelling in (path, os.path.realpath(path)):
+        if _RELEASED in pathlib.PurePath(spelling).parts:
+            raise validation.InputError(
+                f"directory is {spelling}, in a folder {_RELEASED!r}, and would hold "
+                "the seeds of the noise, with which anyone can subtract it. Give a "
+                "private directory."
+            )
+    return path
 
 
 def open_secrets(

@@ -16,6 +16,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.batches import as_bytes
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -33,6 +34,10 @@ _ELSEWHERE = {
     "class_weight": "Multiply by the weight of the target's class in the loss, so that "
     "the weighted gradient is clipped.",
 }
+# Rows that a loss is traced for; a prime that no dimension is likely to be.
+_SEVERAL = 4099
+# Columns of an array whose ends are looked for one by one.
+_COLUMNS = 32
 _NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
 plan's sampler must draw them itself, from all rows. If the data set has batches of \
 (x, y), each row once (no repeat), and fits in memory, these lines do it:
@@ -52,14 +57,21 @@ class _PerRow(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         if tf.nest.is_nested(y_pred):
+            count = len(tf.nest.flatten(y_pred))
             raise validation.InputError(
-                f"the model has {len(tf.nest.flatten(y_pred))} outputs, and the loss "
-                "is of one. Give a model that returns one tensor, or put the loss of "
-                "all into the model."
+                f"the model has {count} outputs, and the loss is of one tensor: it "
+                f"returns a {type(y_pred).__name__}. Give a model that returns one "
+                "tensor, or put the loss of all into the model."
             )
         y_pred = tf.convert_to_tensor(y_pred)
         if isinstance(y_true, (list, tuple)) and len(y_true) == 1:
             (y_true,) = y_true  # as Keras takes the targets of one output
+        if tf.nest.is_nested(y_true):
+            raise validation.InputError(
+                f"the targets are a {type(y_true).__name__} of "
+                f"{len(tf.nest.flatten(y_true))} arrays, and the model has one output. "
+                "Give one array."
+            )
         y_true = tf.convert_to_tensor(y_true)
         # One number per row is one column: [B] against [B, 1] would broadcast to
         # every pair of rows, and [B] against [B] would be averaged over rows.
@@ -103,7 +115,7 @@ def checked_directory(
             )
     if directory is None:
         return None
-    return validation.local_path("directory", directory)
+    return checkpoint.run_directory(directory)
 
 
 def require_options(options: Mapping[str, Any]) -> None:
@@ -124,11 +136,11 @@ def require_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def try_model(model: keras.Model, row: Any) -> None:
-    """Calls a model on a row of zeros, so that it has all its weights.
+def try_model(model: keras.Model, row: Any, targets: Any, loss: Loss) -> None:
+    """Calls a model on a row of zeros, so that it has all weights; traces the loss.
 
     Raises:
-      InputError: it takes no such rows.
+      InputError: the model takes no such rows, or the loss no such targets.
     """
     if type(model).train_step is not keras.Model.train_step:
         logging.log_first_n(
@@ -138,7 +150,7 @@ def try_model(model: keras.Model, row: Any) -> None:
             type(model).__name__,
         )
     try:
-        model(row, training=False)
+        outputs = model(row, training=False)
     except validation.InputError:
         raise
     except (ValueError, TypeError, tf.errors.OpError) as error:
@@ -146,6 +158,27 @@ def try_model(model: keras.Model, row: Any) -> None:
             f"{model.name} could not be called on rows of x ({type(error).__name__}: "
             f"{validation.shown(str(error))}). Nothing was spent. Compare shapes and "
             "types with what the model takes."
+        ) from None
+    targets = tf.nest.map_structure(tf.convert_to_tensor, targets)
+    try:
+        # Not computed: zeros may be no target. One row would broadcast to any shape.
+        several = [
+            tf.nest.map_structure(
+                lambda t: tf.TensorSpec([_SEVERAL, *t.shape[1:]], t.dtype), each
+            )
+            for each in (targets, outputs)
+        ]
+        tf.function(loss).get_concrete_function(*several)
+    except validation.InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        said = str(error).strip().splitlines()[-1:]
+        of, out = (tf.nest.flatten(each)[0].shape[1:] for each in (targets, outputs))
+        raise validation.InputError(
+            f"the loss could not be computed of targets with rows of shape {of} and "
+            f"outputs of shape {out} "
+            f"({type(error).__name__}: {validation.shown(''.join(said).strip())}). "
+            "Nothing was spent. Give targets as the loss takes them."
         ) from None
 
 
@@ -207,6 +240,13 @@ def rows_of(x: Any, y: Any) -> Any:
                 f"fit got {validation.shown(values)}, which has no rows. Give arrays "
                 "with one row per example."
             )
+        if 0 in array.shape:
+            raise validation.InputError(
+                f"fit got an array of shape {array.shape}, which holds nothing. Give "
+                "arrays with one row per example."
+            )
+        if array.dtype == object and all(isinstance(v, str) for v in array.flat):
+            array = array.astype(str)
         if array.dtype.kind == "U":
             as_bytes("one of the arrays of fit", array)  # every row can be drawn
         return array
@@ -223,6 +263,26 @@ def rows_of(x: Any, y: Any) -> Any:
     return arrays
 
 
+def extreme_rows(arrays: Sequence[np.ndarray]) -> list[int]:
+    """Returns numbers of rows with the smallest and largest values of some arrays.
+
+    An id that an embedding does not have, or a label beyond the number of classes, is
+    among them. Of arrays with many columns they are those of all columns together.
+    """
+    found = set()
+    for values in arrays:
+        if values.dtype.kind not in "iuf":
+            continue
+        columns = values.reshape(len(values), -1)
+        if columns.shape[1] > _COLUMNS:
+            ends = [columns.min(axis=1), columns.max(axis=1)]
+        else:
+            ends = list(columns.T)
+        for each in map(np.nan_to_num, ends):
+            found |= {int(each.argmin()), int(each.argmax())}
+    return sorted(found)
+
+
 def fingerprint(arrays: Sequence[np.ndarray]) -> str:
     """Returns a hash of types, shapes and values."""
     digest = hashlib.sha256()
@@ -232,18 +292,31 @@ def fingerprint(arrays: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def require_repeatable_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Refuses callbacks that set learning rates, which a killed run does not set."""
+def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Refuses callbacks known to set what steps depend on, or the weights.
+
+    They get losses of private rows without noise. What they set by these ε would not
+    cover, and a killed run could not repeat it under the noise that it repeats.
+
+    Raises:
+      InputError: names the callback.
+    """
     for callback in tf.nest.flatten(callbacks):
+        name = type(callback).__name__
         if isinstance(callback, _SET_RATES):
             reads = isinstance(callback, keras.callbacks.ReduceLROnPlateau)
             raise validation.InputError(
-                f"callbacks has a {type(callback).__name__}, whose learning rates a "
-                "killed run could not repeat under the noise that it repeats"
-                + (", and which reads the private loss" if reads else "")
+                f"callbacks has a {name}, whose learning rates a killed run could not "
+                "repeat under the noise that it repeats"
+                + (", and which follow from the private loss" if reads else "")
                 + ". Give make_optimizer a "
-                "keras.optimizers.schedules.LearningRateSchedule, or leave "
-                "directory out."
+                "keras.optimizers.schedules.LearningRateSchedule."
+            )
+        if getattr(callback, "restore_best_weights", False):
+            raise validation.InputError(
+                f"callbacks has a {name} with restore_best_weights, which would choose "
+                "weights by a private loss or metric; no ε covers that choice. Set "
+                "restore_best_weights to False."
             )
 
 

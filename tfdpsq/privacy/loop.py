@@ -54,11 +54,20 @@ class Kept(NamedTuple):
     secrets: checkpoint.Secrets
 
 
+_CHANGED = (
+    "which ε does not cover: who sets it may have seen losses of private rows, and a "
+    "killed run could not repeat it, so that its noise would be used twice, on two "
+    "different sums."
+)
+
+
 class Unchanging:
     """A check that nothing but steps changes what steps depend on.
 
-    A killed run repeats steps that it paid for under the same noise. Were a callback to
-    change weights or settings in between, the noise would be used twice, on two
+    Callbacks and `on_step` get losses of private rows without noise. Were one of them
+    to set a weight or the learning rate by these, the weights would tell of the rows
+    beyond ε. And a killed run repeats steps that it paid for under the same noise: if
+    something else had changed in between, the noise would be used twice, on two
     different sums.
     """
 
@@ -69,7 +78,12 @@ class Unchanging:
         self._left: str | None = None
 
     def _settings(self) -> dict[str, str]:
-        return {k: repr(v) for k, v in self._optimizer.get_config().items()}
+        own = self._optimizer
+        try:
+            return {k: repr(v) for k, v in own.get_config().items()}
+        except NotImplementedError:  # of a schedule, which can only be exchanged
+            rate = getattr(own, "_hyper", vars(own)).get  # of Keras's two optimizers
+            return {"learning_rate": f"{rate('learning_rate', rate('_learning_rate'))}"}
 
     def mark(self) -> None:
         """Takes the weights as a step left them, or as they were restored."""
@@ -89,24 +103,20 @@ class Unchanging:
         if iterations != step:
             raise validation.InputError(
                 f"iterations of the optimizer were set to {iterations} before step "
-                f"{step}, which a killed run could not repeat: its noise would be used "
-                "twice, on two different sums. Leave them alone (loading weights from "
-                "a TensorFlow checkpoint sets them), or train without a directory."
+                f"{step}, {_CHANGED} Leave them alone (loading weights from a "
+                "TensorFlow checkpoint sets them)."
             )
         for name, value in self._settings().items():
             if value != self._began[name]:
                 raise validation.InputError(
                     f"{name} of the optimizer was {self._began[name]} and was set to "
-                    f"{value} during the run, which a killed run could not repeat: "
-                    "its noise would be used twice, on two different sums. Give a "
-                    "keras.optimizers.schedules.LearningRateSchedule instead, or "
-                    "train without a directory."
+                    f"{value} during the run, {_CHANGED} Give a "
+                    "keras.optimizers.schedules.LearningRateSchedule instead."
                 )
         if self._weights is not None and self._left != self._weights():
             raise validation.InputError(
-                "weights were changed between two steps, by a callback, which a killed "
-                "run could not repeat: its noise would be used twice, on two different "
-                "sums. Remove the callback, or train without a directory."
+                f"weights were changed between two steps, by a callback, {_CHANGED} "
+                "Remove the callback."
             )
 
 
@@ -159,8 +169,8 @@ class Loop:
     pace: Pace
     hooks: Hooks
     kept: Kept | None
-    # Refuses, before steps are paid for, what was changed between them; `None` where a
-    # step is never repeated.
+    # Refuses, before steps are paid for, what was changed between them; `None` where
+    # ε is infinite.
     unchanging: Unchanging | None
 
     def run(self, ends_if_diverged: bool) -> int:

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
@@ -214,8 +216,11 @@ class PrivateModel(keras.Model):
             reads stay.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
-          callbacks: Keras callbacks; `stop_training` is obeyed. With `directory` none
-            may change a weight, a learning rate or another setting of the optimizer.
+          callbacks: Keras callbacks; `stop_training` is obeyed. They get losses of
+            private rows. So where ε is finite none may change a weight, a learning
+            rate or another setting of the optimizer; a weight that one changes after
+            the last step is set back. What one keeps or writes, such as weights that
+            were best by a loss, is of no certificate.
           validation_data: (x, y) or (x, y, sample weights), evaluated after every
             epoch: recorded in `reads` as a private read. For public data use
             `evaluate` after `fit`.
@@ -228,14 +233,15 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: not compiled; a data set instead of arrays; rows that differ in
-            number from each other or from the plan; with `directory`, callbacks that
-            set learning rates; Keras's other arguments; what `train` raises.
+            number from each other or from the plan; callbacks that set learning rates
+            or weights; Keras's other arguments; what `train` raises.
         """
         directory = fit_inputs.checked_directory(directory, callbacks, of_keras)
         self._require_one_run(directory, callbacks)
         data = fit_inputs.rows_of(x, y)
-        if directory is not None and callbacks:
-            # What a callback does to the caller's arrays a killed run would not repeat.
+        if callbacks:
+            # What one does to the caller's arrays may follow from losses, and a killed
+            # run would not repeat it.
             data = tf.nest.map_structure(np.array, data)
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
@@ -254,11 +260,12 @@ class PrivateModel(keras.Model):
             epochs=-(-steps // per_epoch),
             steps=per_epoch,
         )
-        epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
+        watched = bool(callbacks) and self.plan.spec.private
+        epoch = _Epochs(self, watch, per_epoch, steps, validation_data, watched)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
-        empty = tf.nest.map_structure(fit_inputs.blank_row, data["x"])
-        fit_inputs.try_model(self.model, empty)
+        empty = tf.nest.map_structure(fit_inputs.blank_row, data)
+        fit_inputs.try_model(self.model, empty["x"], empty["y"], self._row_loss)
         if validation_data is not None:
             self._try_validation(validation_data)
         self.stop_training = False
@@ -281,6 +288,7 @@ class PrivateModel(keras.Model):
                 else "",
                 before_call=epoch.begin,
                 hooks_may_write=bool(callbacks),
+                also_tried=fit_inputs.extreme_rows(flat),
                 on_step=epoch.step,
                 jit_compile=self._jit,
                 steps_per_loop=self._steps_at_once,
@@ -296,6 +304,7 @@ class PrivateModel(keras.Model):
             self.steps_executed = max(self.steps_executed, ran)
             self._ledger_head = ledger.head if ledger else None
         watch.on_train_end()
+        epoch.restore()
         return self.history
 
     def _record_reads(
@@ -335,8 +344,8 @@ class PrivateModel(keras.Model):
                 "it again would spend the same budget a second time. Make another "
                 "PrivateModel, whose epsilon adds to this one's."
             )
-        if directory is not None:
-            fit_inputs.require_repeatable_callbacks(callbacks)
+        if directory is not None or self.plan.spec.private:
+            fit_inputs.require_watching_callbacks(callbacks)
         self._directory = directory
 
     def _losses_of(self, batch: Batch, data: dict[str, Any]) -> tf.Tensor:
@@ -439,7 +448,7 @@ def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
-    def __init__(self, model, watch, per_epoch, steps, validation_data):
+    def __init__(self, model, watch, per_epoch, steps, validation_data, watched):
         self._model = model
         self._watch = watch
         self._per_epoch = per_epoch
@@ -448,6 +457,8 @@ class _Epochs:
         self._losses: list[float] = []
         self._begun = False
         self.executed = 0  # steps of this process, with those of a call that failed
+        # Weights as the last call left them, before a callback has seen them.
+        self._watched, self._left = watched, None
 
     def begin(self, now: range) -> None:
         for step in now:
@@ -457,8 +468,24 @@ class _Epochs:
             self._begun = True
             self._watch.on_train_batch_begin(batch)
         self.executed = now.stop
+        self._left = None
+
+    def restore(self) -> None:
+        """Sets the weights to those of the last step, if a callback changed them."""
+        if self._left is None:
+            return
+        found = self._model.model.get_weights()
+        if all(content(one) == content(left) for one, left in zip(found, self._left)):
+            return
+        self._model.model.set_weights(self._left)
+        logging.warning(
+            "A callback changed weights after the last step. They are set back to its: "
+            "no ε covers what a callback makes of private losses."
+        )
 
     def step(self, executed: int, loss: float) -> bool:
+        if self._watched and self._left is None:
+            self._left = self._model.model.get_weights()
         epoch, batch = divmod(executed - 1, self._per_epoch)
         self._losses.append(loss)
         logs: dict[str, Any] = {}

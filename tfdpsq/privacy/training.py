@@ -59,6 +59,7 @@ def train(
     coupled: bool = False,
     before_call: Callable[[range], None] | None = None,
     hooks_may_write: bool = False,
+    also_tried: Sequence[int] = (),
 ) -> int:
     """Runs every step of `plan`.
 
@@ -120,10 +121,12 @@ def train(
         one. It decides itself how many rows it runs at a time; batches are padded to a
         multiple of `microbatch_size`, and every replica takes the whole batch.
       before_call: called before each compiled call with the numbers of its steps, from
-        0. With a `directory` neither it nor `on_step` may change the optimizer's
-        settings, which no state holds.
+        0. Where ε is finite neither it nor `on_step` may change the optimizer's
+        settings: they may have seen losses, and no state holds what they set.
       hooks_may_write: look after each call whether `on_step` or `before_call` changed a
-        weight, and refuse that with a `directory`. It reads all weights twice a call.
+        weight, and refuse that where ε is finite. It reads all weights twice a call.
+      also_tried: numbers of rows whose loss is computed once before the first step, as
+        it must be possible of all: those with the largest ids or labels, say.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Layers of
@@ -148,7 +151,7 @@ def train(
         and a step that finds no memory, after it.
     """
     if directory is not None:
-        directory = validation.local_path("directory", directory)
+        directory = checkpoint.run_directory(directory)
     if groups is not None and not isinstance(groups, Groups):
         raise validation.InputError(
             f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
@@ -175,7 +178,7 @@ def train(
     repeats = directory is not None
     read: list[tf.Module | tf.Variable] = [*layers]
     if plan.spec.private:
-        traced = trials.try_setup(setup, rows, batch, declared, repeats)
+        traced = trials.try_setup(setup, rows, batch, declared, repeats, also_tried)
         read += traced.function.graph.variables
         take = trials.of_one_shape(take, batch)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
@@ -194,7 +197,7 @@ def train(
         _build(take_steps, batch, plan)
         state = [*variables, *optimizer.state(), *state]
         unchanging = None
-        if repeats and plan.spec.private:
+        if plan.spec.private:
             everything = functools.partial(_not_trained, [*read, *state], [])
             unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
         sampler = plan.sampler(units, seed, groups)

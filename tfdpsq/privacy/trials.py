@@ -6,7 +6,7 @@ Reports quote no value of a row, and nothing else is kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,7 @@ def try_setup(
     batch: dict[str, np.ndarray],
     declared: bool,
     repeats: bool,
+    also_tried: Sequence[int] = (),
 ) -> replay.Traced:
     """Tries whether the noise covers what a row changes, before a step is paid for.
 
@@ -126,6 +127,7 @@ def try_setup(
       declared: whether rows are said to depend on each other. Then independence is not
         tried, but engine "fast" must find every loss on copies of its own.
       repeats: whether a killed run repeats steps.
+      also_tried: numbers of more rows to compute the loss of.
 
     Returns:
       What the loss computes.
@@ -160,7 +162,24 @@ def try_setup(
     # of the loss.
     if rows.count > 1 and not coupled:
         _try_rows(setup, rows, batch, declared, bool(traced.draws))
+        _try_values(setup, rows, also_tried, len(batch["weights"]))
     return traced
+
+
+@unquoted_values(
+    "rows with the smallest or largest values could not be computed",
+    "Nothing was spent. Check all rows.",
+)
+def _try_values(setup: Setup, rows: Rows, numbers: Sequence[int], at_once: int) -> None:
+    """Computes the loss of rows, a few at a time; a value that it refuses is told.
+
+    A row that is met by a step only would end the run after it has been paid for.
+    """
+    run = run_of(setup.per_example_losses, setup.layers)
+    for begin in range(0, len(numbers), at_once):
+        at = np.resize(numbers[begin : begin + at_once], at_once)
+        batch = _copied(rows.take(at))
+        finite_rows(run, {**batch, "weights": np.ones(len(at), np.float32)})
 
 
 @unquoted_values(

@@ -33,6 +33,11 @@ _NO_DIRECTORY = (
     "There is a file where a directory is needed: move it, or use another directory."
 )
 
+# A setting that is a tuple, with its flag or by itself; and ∞ in one, as in a config.
+_TUPLE = re.compile(r"(--?config[\w.]*=)?\(")
+_INFINITY = re.compile(
+    r"""(?<=[(,\s])(inf|math\.inf|float\((["'])inf\2\))(?=\s*[,)])"""
+)
 # TensorFlow's, wherever such a path is first used. Compared by text: scripts do not
 # import TensorFlow.
 _UNKNOWN_SYSTEM = re.compile(
@@ -331,6 +336,7 @@ def _parse(argv: list[str], sharded: bool, has_default: bool) -> list[str]:
     try:
         _require_text(argv[1:])
         words = config_file.with_config(argv) if has_default else argv
+        words = [_with_infinity(word) for word in words]
         rest = flags.FLAGS(words, known_only=sharded and by_beam)
     except SystemExit:  # --help was given, and answered
         sys.exit(0)
@@ -342,6 +348,13 @@ def _parse(argv: list[str], sharded: bool, has_default: bool) -> list[str]:
             "with --, such as --config=FILE."
         )
     return rest
+
+
+def _with_infinity(word: str) -> str:
+    """Returns a word in which a tuple holds ∞ as a literal, which is what is parsed."""
+    if _TUPLE.match(word) is None:
+        return word
+    return _INFINITY.sub("1e999", word)
 
 
 def _require_text(words: Sequence[str]) -> None:

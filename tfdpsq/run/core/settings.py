@@ -143,12 +143,13 @@ class Number(Setting):
             # A share: the message gives both ends.
             wanted = f"{left}{self.low:g}, {self.high:g}{right}"
             raise self._refuse(name, value, wanted, "lie in")
+        kind = "a number" if self.high == math.inf else "a finite number"
         if above and value != math.inf:
             wanted = f"at most {self.high:g}"
         elif self.low_open:
-            wanted = f"a finite number above {self.low:g}"
+            wanted = f"{kind} above {self.low:g}"
         else:
-            wanted = f"a finite number of at least {self.low:g}"
+            wanted = f"{kind} of at least {self.low:g}"
         raise self._refuse(name, value, wanted + (", or inf" if self.infinite else ""))
 
 

@@ -1,0 +1,42 @@
+"""Small models under a plan, as `compile` and `fit` take them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, PrivateModel, make_optimizer, make_plan
+
+NONE = tf.keras.losses.Reduction.NONE
+
+
+def plan_of(**changes):
+    values = dict(
+        epsilon=8.0,
+        clip_norm=1.0,
+        num_units=64,
+        batch_size=16,
+        steps=8,
+        accountant="rdp",
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def data(rows=64, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, 6)).astype("float32")
+    return x, (x @ random.normal(size=(6, 3))).argmax(1).astype("int64")
+
+
+def functional():
+    inputs = tf.keras.Input([6])
+    shared = tf.keras.layers.Dense(6, "tanh")
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(shared(shared(inputs))))
+
+
+def compiled(model, plan, optimizer="adam", loss=None, **options):
+    private = PrivateModel(model, plan, microbatch_size=8, **options)
+    loss = loss or tf.keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction=NONE
+    )
+    made = make_optimizer(plan, 0.05, optimizer, noise_seed=1)
+    private.compile(made, loss)
+    return private
