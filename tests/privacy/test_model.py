@@ -279,6 +279,16 @@ def test_weights_saved_by_the_wrapper_are_those_of_the_wrapped_model(tmp_path):
             np.testing.assert_array_equal(copy, weight)
 
 
+def test_the_wrapped_model_is_exported_and_summed_up(tmp_path, capsys):
+    private = _compiled(model := _functional(), _plan())
+    private.export(str(tmp_path / "served"))
+    x = tf.constant(_data()[0])
+    served = tf.saved_model.load(str(tmp_path / "served"))  # which has the weights
+    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
+    private.summary()
+    assert model.name in capsys.readouterr().out
+
+
 def test_a_second_fit_would_spend_twice_and_is_refused():
     private = _compiled(_functional(), _plan())
     private.fit(*_data())

@@ -362,6 +362,9 @@ def test_options_and_inputs_that_do_not_fit_are_refused(base, made, tmp_path):
         with pytest.raises(InputError, match=message):
             convert(source, out, form, **options)
     assert not out.exists()
+    with pytest.raises(InputError, match="inside the input .*next to it"):
+        convert(base / "1.0", base / "1.0" / "sub", "huggingface")
+    assert not (base / "1.0" / "sub").exists()
 
 
 @pytest.mark.parametrize(

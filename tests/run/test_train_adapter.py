@@ -21,7 +21,7 @@ from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever import DocumentIndex
 from tfdpsq.run import encode, evaluate, mine, pipeline, train_adapter
 from tfdpsq.run.core import layout, sources, spending
-from tfdpsq.run.training import hard_negatives
+from tfdpsq.run.training import hard_negatives, private_training
 from tfdpsq.validation import DataError, InputError
 
 _WIDTH = 8
@@ -290,7 +290,7 @@ def test_a_job_refuses_embeddings_before_its_first_stage(base, tmp_path):
     refused(r"adapter_epsilons\[0\] is -1.0", adapter_epsilons=(-1.0,))
     refused("of `adapter`: .*n_is_public", adapter__n_is_public=False)
     refused("indexes.encoder is .*yet to train", evaluate__indexes={"encoder": "x"})
-    free = tiny.write_public_pairs(base)
+    free = _public(base, tmp_path)
     refused("fit is .*, and query_embeddings", evaluate__fusion__fit=free)
     refused("weights.a is 0.5, but no", evaluate__fusion__weights={"a": 0.5})
     # Texts of the test split count, too: it is searched last.
@@ -320,6 +320,11 @@ def test_embeddings_of_our_own_encoder_need_no_declaration(base, tmp_path):
     foreign = {**options, "documents": str(base / "embedded")}
     with pytest.raises(InputError, match="they are not by one encoder"):
         _trained(base, tmp_path / "release" / "other", **foreign)
+
+
+def _public(base, tmp_path):
+    shutil.copytree(base / "pairs", tmp_path / "free" / "pairs")
+    return tiny.write_public_pairs(tmp_path / "free")
 
 
 def _refused(base, tmp_path, match, error=InputError, **changes):
@@ -357,7 +362,7 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     mined = {"run": "judged"}
     _refused(base, tmp_path, "unit is 'pair' and hard", unit="pair", mined=mined)
     _refused(base, tmp_path, "which has no directory 'documents'", documents="")
-    free = tiny.write_public_pairs(base)
+    free = _public(base, tmp_path)
     _refused(base, tmp_path, "a synthetic or public set", pairs=free)
     tiny.write_embeddings(tmp_path / "loose", "documents", documents, ids)
     stage = {**tiny.STAGE, "guarantee": "private"}
@@ -507,8 +512,10 @@ def test_embeddings_of_a_certified_encoder_are_not_free(base, tmp_path):
 
 def test_what_was_read_and_spent_before_counts(base, tmp_path):
     """Metrics of an adapter are read; a second one must fit what is left."""
-    _trained(base, tmp_path / "release" / "first", steps=1)
+    _trained(base, tmp_path / "release" / "first", steps=1, strict=True)
     assert read_certificate(tmp_path / "release" / "first")["private_reads"] == []
+    log = tmp_path / "private" / "logs" / "first" / "log.jsonl"
+    assert "loss" not in json.loads(log.read_text().splitlines()[-1])
     first = str(tmp_path / "release" / "first")
     _scores(base, tmp_path / "private" / "found", first=first)
     with spending.limited(9.0, [], tmp_path / "release" / "second"):
@@ -517,7 +524,8 @@ def test_what_was_read_and_spent_before_counts(base, tmp_path):
         _trained(base, tmp_path / "release" / "second", steps=1, epsilon=0.5)
     reads = read_certificate(tmp_path / "release" / "second")["private_reads"]
     assert [read["what"] for read in reads] == [
-        "the queries and judgements of split 'test'"
+        "the queries and judgements of split 'test'",
+        private_training.LOSS_READ["what"],
     ]
 
 

@@ -107,6 +107,14 @@ class PrivateModel(keras.Model):
         """Saves the weights of the wrapped model; see `keras.Model`."""
         self.model.save_weights(*arguments, **options)
 
+    def summary(self, *arguments: Any, **options: Any) -> None:
+        """Prints the layers of the wrapped model; see `keras.Model`."""
+        self.model.summary(*arguments, **options)
+
+    def export(self, *arguments: Any, **options: Any) -> None:
+        """Exports the wrapped model for serving; see `keras.Model`."""
+        self.model.export(*arguments, **options)
+
     def load_weights(self, *arguments: Any, **options: Any) -> Any:
         """Loads weights into the wrapped model; see `keras.Model`."""
         return self.model.load_weights(*arguments, **options)

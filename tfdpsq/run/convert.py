@@ -246,6 +246,12 @@ def _output(
             f"output is {destination}; this writes to local paths, or to what is "
             "mounted as one."
         )
+    above = pathlib.Path(destination).resolve().parents
+    if directory.resolve() in above:
+        raise validation.InputError(
+            f"output is {destination}, inside the input {directory}, whose record does "
+            "not know of it. Give a directory next to it."
+        )
     certificate = read_certificate(directory)
     return certificate, releases.Output(
         pathlib.Path(destination),

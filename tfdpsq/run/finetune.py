@@ -193,14 +193,15 @@ def _make(
         rows = private_training.stored_rows(
             context.run_dir, source.read(), _encoding(config, context.tokenizer)
         )
-        reads = private_training.record_losses(context, source, config.strict)
+        reads = private_training.record_losses(context.private, source, config.strict)
         with private_training.progress_of(
-            context,
+            context.run_dir,
             steps=config.steps,
             batch_size=config.batch_size,
             tokens=config.query_length + config.document_length,
             save_every=config.save_every,
             strict=config.strict,
+            steps_per_loop=devices.steps_per_loop,
         ) as progress:
             if source.private:
                 progress.epsilon = plan.epsilon_so_far

@@ -173,7 +173,6 @@ def _make(
     plan = privacy.make_plan(adapter_training.spec_of(config, units))
     if not canary_set.holds_canaries(config.pairs):
         spending.require_within({run_dir.name: plan}, inputs["pairs"])
-    reads = records.all_private_reads(run_dir.parents[1])
     documents, queries = (embeddings.places() for embeddings in given)
     documents.require_all(sources.open_beir(config.pairs).documents(), config.pairs)
     width = given[0].index.width
@@ -187,42 +186,50 @@ def _make(
     with private_training.open_run(run_dir, config, inputs, output.directory):
         encode = _encoding(documents, queries, negatives, source, width)
         rows = private_training.stored_rows(run_dir, source.read(), encode)
-        outcome = private_training.train(
-            strategy.DEFAULT,
-            model,
-            plan,
-            lambda batch: loss(batch["documents"], model(batch["query"])),
-            optimizer,
-            rows.take,
-            min(config.microbatch_size, plan.max_rows),
-            layers=[model],
-            units=units.count,
-            groups=units.groups,
-            directory=run_dir,
-            data_fingerprint=inputs["pairs"],
-            save_every=config.save_every,
-            jit_compile=config.jit_compile,
+        reads = private_training.record_losses(
+            run_dir.parents[1], source, config.strict
         )
+        with private_training.progress_of(
+            run_dir,
+            steps=config.steps,
+            batch_size=plan.spec.batch_size,
+            tokens=0,
+            save_every=config.save_every,
+            strict=config.strict,
+        ) as progress:
+            progress.epsilon = plan.epsilon_so_far
+            outcome = private_training.train(
+                strategy.DEFAULT,
+                model,
+                plan,
+                lambda batch: loss(batch["documents"], model(batch["query"])),
+                optimizer,
+                rows.take,
+                min(config.microbatch_size, plan.max_rows),
+                layers=[model],
+                units=units.count,
+                groups=units.groups,
+                directory=run_dir,
+                data_fingerprint=inputs["pairs"],
+                save_every=config.save_every,
+                on_step=progress,
+                jit_compile=config.jit_compile,
+            )
     (matrix,) = model.get_weights()
     np.save(out / layout.ADAPTER_FILE, matrix)
+    facts = {
+        "encoder": given[0].encoder,
+        "encoder_is_public": "by its record" if given[0].stage else "declared",
+        "trained_parameters": int(matrix.size),
+        "hard_negatives": mined,
+        **outcome.recorded(),
+    }
     certificate = privacy.make_certificate(
         plan,
         outcome.paid,
         description="A linear map of an encoder's query embeddings.",
         sensitivity_argument=_ARGUMENT.format(unit=config.unit),
-        training={
-            "encoder": given[0].encoder,
-            "encoder_is_public": "by its record" if given[0].stage else "declared",
-            "trained_parameters": int(matrix.size),
-            "engine": config.engine,
-            "optimizer": f"sgd with momentum {config.momentum}",
-            "learning_rate": config.learning_rate,
-            "schedule": "cosine",
-            "scale": config.scale,
-            "negatives": config.negatives,
-            "hard_negatives": mined,
-            **outcome.recorded(),
-        },
+        training={**facts, **_of_training(config)},
         fingerprints={**inputs, "code": privacy.code_fingerprint()},
         private_reads=reads,
         ledger_head=private_training.ledger_head(run_dir),
@@ -232,6 +239,16 @@ def _make(
         "steps_executed": outcome.paid,
         "encoder": given[0].encoder,
         **outcome.recorded(),
+    }
+
+
+def _of_training(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the settings that a certificate tells of the training."""
+    names = ("engine", "learning_rate", "scale", "negatives")
+    return {
+        "optimizer": f"sgd with momentum {config.momentum}",
+        "schedule": "cosine",
+        **{name: config[name] for name in names},
     }
 
 

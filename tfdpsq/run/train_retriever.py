@@ -254,14 +254,15 @@ def _make(
         plan = None
         if config.method != "plain":
             units, plan = direct_training.planned(config, context, source, negatives)
-        reads = private_training.record_losses(context, source, config.strict)
+        reads = private_training.record_losses(context.private, source, config.strict)
         with private_training.progress_of(
-            context,
+            context.run_dir,
             steps=config.steps,
             batch_size=config.batch_size,
             tokens=config.query_length + config.document_length,
             save_every=config.save_every,
             strict=config.strict,
+            steps_per_loop=devices.steps_per_loop,
         ) as progress:
             if plan is None:
                 _train_plainly(config, context, model, source, negatives, progress, out)

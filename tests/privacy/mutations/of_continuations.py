@@ -287,11 +287,11 @@ MUTATIONS = (
         plan = None
         if config.method != "plain":
             units, plan = direct_training.planned(config, context, source, negatives)
-        reads = private_training.record_losses(context, source, config.strict)
+        reads = private_training.record_losses(context.private, source, config.strict)
 """,
         """\
         plan = None
-        reads = private_training.record_losses(context, source, config.strict)
+        reads = private_training.record_losses(context.private, source, config.strict)
         if config.method != "plain":
             units, plan = direct_training.planned(config, context, source, negatives)
 """,

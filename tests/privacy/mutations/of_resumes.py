@@ -2,10 +2,9 @@
 
 _PAID = "tests/privacy/test_paid_steps.py::"
 _FIT = "tests/privacy/test_model.py::"
-_RATES = (
-    "tests/privacy/test_model.py::"
-    "test_rates_that_a_killed_fit_would_not_set_are_refused"
-)
+_CALLBACKS = "tests/privacy/test_callbacks.py::"
+_RATES = _CALLBACKS + "test_rates_that_no_epsilon_covers_are_refused"
+_INPUTS = "tests/privacy/test_fit_inputs.py::"
 
 _COMPUTED = "tests/privacy/test_computation.py::"
 
@@ -120,7 +119,9 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/model.py",
         "old": "            data = tf.nest.map_structure(np.array, data)\n",
         "new": "            pass\n",
-        "tests": (_FIT + "test_arrays_that_a_callback_changes_are_not_those_of_fit",),
+        "tests": (
+            _CALLBACKS + "test_arrays_that_a_callback_changes_are_not_those_of_fit",
+        ),
         "why": "a killed run repeats its steps on other rows under the same noise",
     },
     {
@@ -156,8 +157,8 @@ MUTATIONS = (
         "name": "callbacks_that_set_rates_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",
-        "old": "        if directory is not None:\n            fit_inputs.require_rep",
-        "new": "        if directory is None:\n            fit_inputs.require_rep",
+        "old": "if directory is not None or self.plan.spec.private:",
+        "new": "if directory is None:",
         "tests": (_RATES,),
         "why": "a killed run repeats its steps with other rates and the same noise",
     },
@@ -463,5 +464,66 @@ MUTATIONS = (
             "tests/privacy/test_kept_seeds.py::test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with",
         ),
         "why": "paid steps could be repeated with other draws",
+    },
+    {
+        "name": "callbacks_that_set_rates_accepted_where_nothing_is_kept",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "if directory is not None or self.plan.spec.private:",
+        "new": "if directory is not None:",
+        "tests": (_RATES,),
+        "why": "the rate, and with it the weights, follow from a loss without noise",
+    },
+    {
+        "name": "rates_looked_at_only_where_steps_are_repeated",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        if plan.spec.private:\n            everything",
+        "new": "        if repeats and plan.spec.private:\n            everything",
+        "tests": (_RATES,),
+        "why": "a callback sets the rate by a private loss, and ε does not tell",
+    },
+    {
+        "name": "weights_chosen_after_the_last_step",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        epoch.restore()\n",
+        "new": "",
+        "tests": (
+            _CALLBACKS + "test_weights_that_a_callback_chooses_are_not_those_certified",
+        ),
+        "why": "the weights certified are those with the best private loss",
+    },
+    {
+        "name": "weights_kept_as_a_callback_left_them",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "if self._watched and self._left is None:",
+        "new": "if self._watched:",
+        "tests": (
+            _CALLBACKS + "test_weights_that_a_callback_chooses_are_not_those_certified",
+        ),
+        "why": "of steps in one call a callback of an early one decides the weights",
+    },
+    {
+        "name": "seeds_in_a_folder_that_is_released",
+        "kind": "release",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    for spelling in (path, os.path.realpath(path)):",
+        "new": "    for spelling in (path,):",
+        "tests": (_INPUTS + "test_seeds_are_kept_in_no_directory_that_is_released",),
+        "why": "through a link the seeds of the noise are published with the weights",
+    },
+    {
+        "name": "largest_values_of_rows_not_tried",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/fit_inputs.py",
+        "old": "found |= {int(each.argmin()), int(each.argmax())}",
+        "new": "found |= {int(each.argmin())}",
+        "tests": (
+            _INPUTS
+            + "test_one_row_that_the_loss_refuses_is_found_before_a_step_is_paid",
+        ),
+        "why": "steps are paid for, and the run can neither go on nor begin again",
     },
 )

@@ -26,7 +26,6 @@ from tfdpsq.privacy.proof import ledger
 from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import outcomes, training_settings
 
 RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
@@ -386,31 +385,32 @@ def ledger_head(directory: pathlib.Path) -> str:
 
 
 def progress_of(
-    context: contexts.Context,
+    run_dir: pathlib.Path,
     *,
     steps: int,
     batch_size: int,
     tokens: int,
     save_every: int,
     strict: bool,
+    steps_per_loop: int = 1,
 ) -> Progress:
     """Returns the bar and log of a run, without what strict mode leaves out.
 
     `tokens` are those of one example, query and document.
     """
     return Progress(
-        context.private / LOGS / context.run_dir.name,
+        run_dir.parents[1] / LOGS / run_dir.name,
         steps,
         measured=not strict,
         examples=batch_size,
         tokens=batch_size * tokens,
         save_every=save_every,
-        steps_per_loop=context.devices.steps_per_loop,
+        steps_per_loop=steps_per_loop,
     )
 
 
 def record_losses(
-    context: contexts.Context, source: sources.Source, strict: bool
+    private: pathlib.Path, source: sources.Source, strict: bool
 ) -> list[dict[str, str]]:
     """Records that losses and times are read, unless strict mode leaves them out.
 
@@ -421,8 +421,8 @@ def record_losses(
     if not source.private:
         return []
     if not strict:
-        records.private_reads(context.private, strict).record(**LOSS_READ)
-    return records.all_private_reads(context.private)
+        records.private_reads(private, strict).record(**LOSS_READ)
+    return records.all_private_reads(private)
 
 
 def learning_rate(
