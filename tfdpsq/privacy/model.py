@@ -303,17 +303,21 @@ class PrivateModel(keras.Model):
                 pause_every=per_epoch,
             )
         finally:  # also of a run that was interrupted, or has diverged
-            # Callbacks of a killed run saw weights of steps paid for then,
-            # also where this one has taken none. `iterations` is not it: a callback
-            # that loads weights sets it back.
-            ledger = ledger_in(directory, self.plan.fingerprint)
-            paid = ledger.steps_paid if ledger else None
-            ran = epoch.executed if paid is None else paid
-            self.steps_executed = max(self.steps_executed, ran)
-            self._ledger_head = ledger.head if ledger else None
+            self._count(directory, epoch)
         watch.on_train_end()
         epoch.restore()
         return self.history
+
+    def _count(self, directory: str | None, epoch: _Epochs) -> None:
+        """Counts the steps of a run, or of a part of one."""
+        # Callbacks of a killed run saw weights of steps paid for then,
+        # also where this one has taken none. `iterations` is not it: a callback
+        # that loads weights sets it back.
+        ledger = ledger_in(directory, self.plan.fingerprint)
+        paid = ledger.steps_paid if ledger else None
+        ran = epoch.executed if paid is None else paid
+        self.steps_executed = max(self.steps_executed, ran)
+        self._ledger_head = ledger.head if ledger else None
 
     def _record_reads(
         self, directory: str | os.PathLike | None, validation_data: Any

@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import layers, privacy, validation
-from tfdpsq.data import Pair
+from tfdpsq.data import Pair, RowStore
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
@@ -179,42 +179,13 @@ def _make(
     inner = tf.keras.Input([width])
     model = tf.keras.Model(inner, layers.QueryAdapter()(inner))
     loss = layers.sampled_softmax(_drawn(config, given[0]), config.scale)
-    rate = tf.keras.optimizers.schedules.CosineDecay(config.learning_rate, config.steps)
-    optimizer = privacy.make_optimizer(
-        plan, rate, "sgd", config.engine, momentum=config.momentum
-    )
     with private_training.open_run(run_dir, config, inputs, output.directory):
         encode = _encoding(documents, queries, negatives, source, width)
         rows = private_training.stored_rows(run_dir, source.read(), encode)
         reads = private_training.record_losses(
             run_dir.parents[1], source, config.strict
         )
-        with private_training.progress_of(
-            run_dir,
-            steps=config.steps,
-            batch_size=plan.spec.batch_size,
-            tokens=0,
-            save_every=config.save_every,
-            strict=config.strict,
-        ) as progress:
-            progress.epsilon = plan.epsilon_so_far
-            outcome = private_training.train(
-                strategy.DEFAULT,
-                model,
-                plan,
-                lambda batch: loss(batch["documents"], model(batch["query"])),
-                optimizer,
-                rows.take,
-                min(config.microbatch_size, plan.max_rows),
-                layers=[model],
-                units=units.count,
-                groups=units.groups,
-                directory=run_dir,
-                data_fingerprint=inputs["pairs"],
-                save_every=config.save_every,
-                on_step=progress,
-                jit_compile=config.jit_compile,
-            )
+        outcome = _trained(config, run_dir, inputs, plan, units, (model, loss), rows)
     (matrix,) = model.get_weights()
     np.save(out / layout.ADAPTER_FILE, matrix)
     facts = {
@@ -240,6 +211,48 @@ def _make(
         "encoder": given[0].encoder,
         **outcome.recorded(),
     }
+
+
+def _trained(
+    config: ml_collections.ConfigDict,
+    run_dir: pathlib.Path,
+    inputs: dict[str, str],
+    plan: privacy.PrivacyPlan,
+    units: private_training.Units,
+    model_and_loss: tuple[tf.keras.Model, Callable[..., tf.Tensor]],
+    rows: RowStore,
+) -> outcomes.Outcome:
+    model, loss = model_and_loss
+    rate = tf.keras.optimizers.schedules.CosineDecay(config.learning_rate, config.steps)
+    optimizer = privacy.make_optimizer(
+        plan, rate, "sgd", config.engine, momentum=config.momentum
+    )
+    with private_training.progress_of(
+        run_dir,
+        steps=config.steps,
+        batch_size=plan.spec.batch_size,
+        tokens=0,
+        save_every=config.save_every,
+        strict=config.strict,
+    ) as progress:
+        progress.epsilon = plan.epsilon_so_far
+        return private_training.train(
+            strategy.DEFAULT,
+            model,
+            plan,
+            lambda batch: loss(batch["documents"], model(batch["query"])),
+            optimizer,
+            rows.take,
+            min(config.microbatch_size, plan.max_rows),
+            layers=[model],
+            units=units.count,
+            groups=units.groups,
+            directory=run_dir,
+            data_fingerprint=inputs["pairs"],
+            save_every=config.save_every,
+            on_step=progress,
+            jit_compile=config.jit_compile,
+        )
 
 
 def _of_training(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -307,8 +307,8 @@ MUTATIONS = (
         "name": "diverged_fit_counts_the_steps_it_took",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "            ran = epoch.executed if paid is None else paid\n",
-        "new": "            ran = epoch.executed\n",
+        "old": "        ran = epoch.executed if paid is None else paid\n",
+        "new": "        ran = epoch.executed\n",
         "tests": (
             "tests/privacy/test_model.py::"
             "test_a_fit_that_diverges_has_spent_the_whole_plan",

@@ -106,9 +106,9 @@ MUTATIONS = (
         "name": "paid_steps_of_a_fit_that_took_none_left_out",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",
-        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "old": "        ran = epoch.executed if paid is None else paid\n",
         "new": """\
-            ran = epoch.executed if paid is None or not epoch.executed else paid
+        ran = epoch.executed if paid is None or not epoch.executed else paid
 """,
         "tests": (_FIT + "test_a_fit_that_goes_on_counts_what_was_paid_before_it",),
         "why": "ε of a run that goes on and ends before a step is 0",
@@ -128,9 +128,9 @@ MUTATIONS = (
         "name": "steps_of_fit_counted_by_iterations",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",
-        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "old": "        ran = epoch.executed if paid is None else paid\n",
         "new": """\
-            ran = int(self.optimizer.iterations) if paid is None else paid
+        ran = int(self.optimizer.iterations) if paid is None else paid
 """,
         "tests": (_FIT + "test_steps_count_though_a_callback_set_iterations_back",),
         "why": "a callback that loads weights sets them back, and ε with them",
