@@ -298,6 +298,48 @@ def test_iterations_that_a_hook_sets_are_refused(tmp_path):
     assert read_ledger(tmp_path / FILE_NAME).steps_paid == 3
 
 
+def test_weights_that_a_hook_sets_reach_no_result_and_no_saved_state(tmp_path):
+    """Whoever calls `train` again after the refusal goes on with the steps' own."""
+    w = tf.Variable(tf.ones(5))
+
+    def run(directory, on_step):
+        own = make_optimizer(_plan(), 0.1, "sgd", "dpkeras")
+        rows = np.linspace(-1, 1, 300, dtype=np.float32).reshape(60, 5)
+        kept = {"directory": directory, "data_fingerprint": "rows", "save_every": 1}
+        w.assign(tf.ones(5))
+        train(
+            _plan(),
+            lambda batch: tf.linalg.matvec(batch["x"], w),
+            [w],
+            own,
+            lambda at: {"x": rows[at]},
+            4,
+            on_step=on_step,
+            **(kept if directory else {}),
+        )
+        return w.numpy()
+
+    run(tmp_path / "one", lambda step, loss: step == 1)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    with pytest.raises(ValueError, match="weights were changed between two steps"):
+        run(tmp_path / "one", lambda step, loss: w.assign(tf.zeros(5)) is None)
+    clean = run(tmp_path / "other", None)
+    np.testing.assert_array_equal(run(tmp_path / "one", None), clean)
+
+    seen = []
+
+    def at_the_end(step, loss):
+        seen.append(w.numpy())
+        if step == _STEPS:
+            w.assign(seen[0])
+
+    for directory in (None, tmp_path / "third"):
+        del seen[:]
+        last = run(directory, at_the_end)
+        np.testing.assert_array_equal(last, seen[-1])
+        assert np.abs(last - seen[0]).max() > 1e-3
+
+
 def test_state_that_only_hooks_read_is_compared(tmp_path):
     """A saved state restores variables that no layer holds and no loss reads."""
     w, own = tf.Variable(tf.ones(5)), tf.Variable(0.0, trainable=False)
@@ -313,7 +355,6 @@ def test_state_that_only_hooks_read_is_compared(tmp_path):
             data_fingerprint="ones",
             state=[own],
             on_step=lambda *_: own.assign_add(1.0) is None,
-            hooks_may_write=True,
         )
 
 

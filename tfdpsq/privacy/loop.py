@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, workers
-from tfdpsq.privacy.batches import batch_of
+from tfdpsq.privacy.batches import batch_of, content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -71,11 +72,11 @@ class Unchanging:
     different sums.
     """
 
-    def __init__(self, optimizer: Any, weights: Callable[[], str] | None):
-        """Takes the optimizer, and what gives a digest of all weights, if it counts."""
-        self._optimizer, self._weights = optimizer, weights
+    def __init__(self, optimizer: Any, variables: Sequence[tf.Variable]):
+        """Takes the optimizer, and all variables that a hook might set."""
+        self._optimizer, self._variables = optimizer, variables
         self._began = self._settings()
-        self._left: str | None = None
+        self._left: list[np.ndarray] = []
 
     def _settings(self) -> dict[str, str]:
         own = self._optimizer
@@ -86,12 +87,29 @@ class Unchanging:
             return {"learning_rate": f"{rate('learning_rate', rate('_learning_rate'))}"}
 
     def mark(self) -> None:
-        """Takes the weights as a step left them, or as they were restored."""
-        if self._weights is not None:
-            self._left = self._weights()
+        """Keeps the variables as they are, before hooks are called."""
+        self._left = [np.array(variable) for variable in self._variables]
+
+    def _changed(self) -> list[int]:
+        """Returns places of the variables that are not as they were."""
+        return [
+            place
+            for place, (variable, left) in enumerate(zip(self._variables, self._left))
+            if content(np.array(variable)) != content(left)
+        ]
+
+    def restore(self) -> None:
+        """Sets variables back that hooks changed once no step is left to take."""
+        for place in (changed := self._changed()):
+            self._variables[place].assign(self._left[place])
+        if changed:
+            logging.warning(
+                "Weights were changed after the last step. They are set back to its: "
+                "no ε covers what is made of private losses."
+            )
 
     def require_same(self, step: int) -> None:
-        """Refuses what was changed since.
+        """Refuses what was changed since `mark`.
 
         Args:
           step: the number of the next one.
@@ -113,7 +131,7 @@ class Unchanging:
                     f"{value} during the run, {_CHANGED} Give a "
                     "keras.optimizers.schedules.LearningRateSchedule instead."
                 )
-        if self._weights is not None and self._left != self._weights():
+        if self._changed():
             raise validation.InputError(
                 f"weights were changed between two steps, by a callback, {_CHANGED} "
                 "Remove the callback."
@@ -189,12 +207,13 @@ class Loop:
                 self.hooks.before_step(done)
             now = self.pace.after(done, end)
             if self.hooks.before_call is not None and not diverged_at:
-                self.hooks.before_call(now)
-            for loss in self._take(now):
-                done += 1
-                if self.hooks.on_step is not None and not diverged_at:
-                    stop |= self.hooks.on_step(done, loss) is True
+                self._watched(functools.partial(self.hooks.before_call, now), done)
+            losses = self._take(now)
+            done = now.stop
             broken = ends_if_diverged and not diverged_at and not is_finite()
+            if self.hooks.on_step is not None and not diverged_at:
+                told = functools.partial(_told, self.hooks.on_step, now, losses)
+                stop = self._watched(told, done)
             asked = self.hooks.preempted is not None and self.hooks.preempted()
             stop, asked, broken = workers.any_of(stop, asked, broken)
             if broken:
@@ -217,6 +236,22 @@ class Loop:
         executed = done if kept is None else max(done, kept.ledger.steps_paid)
         return workers.chiefs_number(executed)
 
+    def _watched(self, hooks: Callable[[], Any], done: int) -> bool:
+        """Calls hooks, which may look at all and set nothing.
+
+        Raises:
+          InputError: they set what a later step depends on.
+        """
+        if self.unchanging is not None:
+            self.unchanging.mark()
+        stop = hooks() is True
+        if self.unchanging is not None:
+            if stop or done == self.plan.spec.steps:
+                self.unchanging.restore()
+            else:
+                self.unchanging.require_same(done)
+        return stop
+
     def _take(self, now: range) -> Sequence[float]:
         """Draws the rows of these steps, pays for the steps, and takes them."""
         draws = [self.sampler.draw(number) for number in now]
@@ -235,8 +270,6 @@ class Loop:
             ]
         noise = [self.take_steps.secure_noise(number) for number in now]
         workers.require_same_rows(drawn)
-        if self.unchanging is not None:
-            self.unchanging.require_same(now.start)
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
@@ -250,8 +283,6 @@ class Loop:
                 losses = self.take_steps(drawn, counts, noise, now.start)
             except _NO_MEMORY:
                 raise self._without_memory(now) from None
-        if self.unchanging is not None:
-            self.unchanging.mark()
         return losses
 
     def _without_memory(self, now: range) -> validation.InputError:
@@ -269,8 +300,6 @@ class Loop:
         if self.kept is not None:
             start = self._restored_by_the_chief(self.kept)
         workers.copy_from_chief(self.state)
-        if self.unchanging is not None:
-            self.unchanging.mark()
         return workers.chiefs_number(start)
 
     def _restored_by_the_chief(self, kept: Kept) -> int:
@@ -331,6 +360,13 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
             f"{problem}: there was too little memory. Free some, or take fewer rows at "
             f"a time, by a smaller microbatch_size or batch_size. {remedy}"
         ) from None
+
+
+def _told(
+    on_step: Callable[[int, float], bool | None], now: range, losses: Sequence[float]
+) -> bool:
+    """Tells `on_step` of the steps of a call; returns whether the run is to stop."""
+    return any([on_step(at + 1, loss) is True for at, loss in zip(now, losses)])
 
 
 def _named(now: range) -> str:

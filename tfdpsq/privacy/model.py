@@ -19,17 +19,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
-from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
-from tfdpsq.privacy.loop import unquoted_values
+from tfdpsq.privacy.loop import Unchanging, unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
@@ -269,7 +267,7 @@ class PrivateModel(keras.Model):
             steps=per_epoch,
         )
         watched = bool(callbacks) and self.plan.spec.private
-        epoch = _Epochs(self, watch, per_epoch, steps, validation_data, watched)
+        epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
         empty = tf.nest.map_structure(fit_inputs.blank_row, data)
@@ -295,7 +293,7 @@ class PrivateModel(keras.Model):
                 if directory is not None
                 else "",
                 before_call=epoch.begin,
-                hooks_may_write=bool(callbacks),
+                hooks_may_write=watched,
                 also_tried=fit_inputs.extreme_rows(flat),
                 on_step=epoch.step,
                 jit_compile=self._jit,
@@ -304,8 +302,11 @@ class PrivateModel(keras.Model):
             )
         finally:  # also of a run that was interrupted, or has diverged
             self._count(directory, epoch)
+        # The last to be called; nobody looks at weights after it.
+        unchanging = Unchanging(self.optimizer, self.model.weights if watched else ())
+        unchanging.mark()
         watch.on_train_end()
-        epoch.restore()
+        unchanging.restore()
         return self.history
 
     def _count(self, directory: str | None, epoch: _Epochs) -> None:
@@ -460,7 +461,7 @@ def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
-    def __init__(self, model, watch, per_epoch, steps, validation_data, watched):
+    def __init__(self, model, watch, per_epoch, steps, validation_data):
         self._model = model
         self._watch = watch
         self._per_epoch = per_epoch
@@ -469,8 +470,6 @@ class _Epochs:
         self._losses: list[float] = []
         self._begun = False
         self.executed = 0  # steps of this process, with those of a call that failed
-        # Weights as the last call left them, before a callback has seen them.
-        self._watched, self._left = watched, None
 
     def begin(self, now: range) -> None:
         for step in now:
@@ -480,24 +479,8 @@ class _Epochs:
             self._begun = True
             self._watch.on_train_batch_begin(batch)
         self.executed = now.stop
-        self._left = None
-
-    def restore(self) -> None:
-        """Sets the weights to those of the last step, if a callback changed them."""
-        if self._left is None:
-            return
-        found = self._model.model.get_weights()
-        if all(content(one) == content(left) for one, left in zip(found, self._left)):
-            return
-        self._model.model.set_weights(self._left)
-        logging.warning(
-            "A callback changed weights after the last step. They are set back to its: "
-            "no ε covers what a callback makes of private losses."
-        )
 
     def step(self, executed: int, loss: float) -> bool:
-        if self._watched and self._left is None:
-            self._left = self._model.model.get_weights()
         epoch, batch = divmod(executed - 1, self._per_epoch)
         self._losses.append(loss)
         logs: dict[str, Any] = {}

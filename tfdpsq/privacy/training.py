@@ -8,7 +8,6 @@ is computed from.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +57,7 @@ def train(
     pause_every: int | None = None,
     coupled: bool = False,
     before_call: Callable[[range], None] | None = None,
-    hooks_may_write: bool = False,
+    hooks_may_write: bool = True,
     also_tried: Sequence[int] = (),
 ) -> int:
     """Runs every step of `plan`.
@@ -123,8 +122,9 @@ def train(
       before_call: called before each compiled call with the numbers of its steps, from
         0. Where ε is finite neither it nor `on_step` may change the optimizer's
         settings: they may have seen losses, and no state holds what they set.
-      hooks_may_write: look after each call whether `on_step` or `before_call` changed a
-        weight, and refuse that where ε is finite. It reads all weights twice a call.
+      hooks_may_write: look whether `on_step` or `before_call` changed a weight, and
+        refuse that where ε is finite; after the last step it is set back. This reads
+        all weights twice a call. `False` promises that neither does.
       also_tried: numbers of rows whose loss is computed once before the first step, as
         it must be possible of all: those with the largest ids or labels, say.
 
@@ -198,8 +198,8 @@ def train(
         state = [*variables, *optimizer.state(), *state]
         unchanging = None
         if plan.spec.private:
-            everything = functools.partial(_not_trained, [*read, *state], [])
-            unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
+            held = _held([*read, *state]) if hooks_may_write else ()
+            unchanging = Unchanging(optimizer, held)
         sampler = plan.sampler(units, seed, groups)
         return Loop(
             plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
@@ -336,19 +336,30 @@ def _not_trained(layers, restored) -> str:
     A step that is repeated reads them, too. Metrics are left out: a loss does not.
     `layers` may also hold single variables.
     """
+    digest = hashlib.sha256()
+    for variable in _held(layers, restored):
+        digest.update(content(np.array(variable)))
+    return digest.hexdigest()
+
+
+def _held(layers, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
+    """Returns the variables of layers, each once, without metrics' and those `apart`.
+
+    `layers` may also hold single variables.
+    """
     modules = _modules_of(layers)
     metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
-    seen = {id(copy) for variable in restored for copy in _copies(variable)}
+    seen = {id(copy) for variable in apart for copy in _copies(variable)}
     seen.update(id(variable) for metric in metrics for variable in metric.variables)
-    digest = hashlib.sha256()
+    found = []
     for variable in (
         *(variable for module in modules for variable in module.variables),
         *(root for root in layers if not isinstance(root, tf.Module)),
     ):
         if id(variable) not in seen:
             seen.update(map(id, _copies(variable)))
-            digest.update(content(np.array(variable)))
-    return digest.hexdigest()
+            found.append(variable)
+    return found
 
 
 def _described(traced, variables, layers, state) -> str:
