@@ -18,7 +18,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdpsq.privacy import make_plan
+from tfdpsq.privacy import make_certificate, make_plan, verify_certificate
 from tfdpsq.privacy.accounting import epsilon_of
 from tfdpsq.privacy.calibration import calibrate_noise_multiplier
 from tfdpsq.privacy.spec import PrivacySpec
@@ -139,4 +139,11 @@ def test_an_epsilon_in_the_hundreds_is_planned_by_pld():
         steps=4,
         accountant="pld",
     )
-    assert 0.9 * 300 < make_plan(spec).epsilon(4) <= 300
+    plan = make_plan(spec)
+    assert 0.9 * 300 < plan.epsilon(4) <= 300
+    words = {"description": "x", "sensitivity_argument": "y", "training": {}}
+    stated = make_certificate(plan, 4, **words, fingerprints={}, private_reads=[])
+    assert verify_certificate(stated).problems == ()
+    more = dataclasses.replace(spec, epsilon=301.0)
+    with pytest.raises(InputError, match="epsilon is 301; it may be 300 at most"):
+        make_plan(more)

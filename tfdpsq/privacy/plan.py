@@ -276,12 +276,24 @@ class PrivacyPlan:
         return min(part, whole)
 
 
+# Of more, accounting takes minutes, and `verify` takes no certificate: see
+# `proof.verification`.
+MOST_EPSILON = 300.0
+
+
 def make_plan(spec: PrivacySpec) -> PrivacyPlan:
     """Calibrates the noise so that all of `spec.steps` stay within (ε, δ).
 
     Raises:
-      InputError: no noise reaches the target, or truncation alone uses up δ.
+      InputError: no noise reaches the target, which may be MOST_EPSILON at most, or
+        truncation alone uses up δ.
     """
+    if spec.private and spec.epsilon > MOST_EPSILON:
+        raise validation.InputError(
+            f"epsilon is {spec.epsilon:g}; it may be {MOST_EPSILON:g} at most, as more "
+            "protects nothing and its certificate could not be verified. Lower it, or "
+            "use math.inf to train without privacy."
+        )
     plan = PrivacyPlan(spec, max_batch_size_of(spec), 0.0)
     if not spec.private:
         return plan

@@ -8,12 +8,10 @@ import ml_collections
 
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.privacy import spec
+from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.core import acting, settings
 
 SCHEDULES = ("constant", "cosine")
-# Of more, accounting takes minutes, and `verify` takes no certificate: see
-# `privacy.verification`.
-MOST_EPSILON = 300.0
 _T5X = "t5x_adafactor"
 # Settings of `optimizer_settings` that act with others only.
 OPTIMIZER_ACTING = (
