@@ -7,10 +7,7 @@ import os
 import re
 import shutil
 
-import numpy as np
 import tiny
-
-from tfdpsq.retriever import DocumentIndex
 
 PRIVATE = "private"
 _LENGTHS = {"document_length": 32, "query_length": 48}
@@ -57,7 +54,7 @@ import tiny
 
 
 def get_config():
-    config = tiny.tiny_config({data!r})
+    config = tiny.tiny_config({data!r}, {embedded!r})
     config.finetune.save_every = 1
     return config
 """
@@ -372,11 +369,7 @@ def stages():
 
 def write_inputs(directory):
     queries = tiny.write_pairs(directory / "pairs")
-    draw = np.random.default_rng(0)  # embeddings by a foreign encoder
-    for kind, letter in (("documents", "d"), ("queries", "q")):
-        ids = [f"{letter}{number}" for number in range(len(queries))]
-        index = DocumentIndex.create(directory / "embedded" / kind, "foreign", 8)
-        index.add(ids, draw.normal(size=[len(ids), 8]))
+    tiny.write_embedded(directory / "embedded")
     path = directory / "pairs" / "queries.jsonl"
     records = map(json.loads, path.read_text().splitlines())
     lines = [

@@ -203,8 +203,12 @@ class Bench:
 
     def _config(self, stage):
         if stage.module == "pipeline":
-            data = str(self.directory / "inputs" / "pairs")
-            return PIPELINE.format(here=os.path.dirname(tiny.__file__), data=data)
+            inputs = self.directory / "inputs"
+            return PIPELINE.format(
+                here=os.path.dirname(tiny.__file__),
+                data=str(inputs / "pairs"),
+                embedded=str(inputs / "embedded"),
+            )
         settings = json.dumps(self._resolved(stage.settings))
         return CONFIG.format(module=stage.module, settings=settings)
 
