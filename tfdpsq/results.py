@@ -448,11 +448,11 @@ class Job:
         return pathlib.Path(given)
 
     def _epsilon(self, system: str) -> float:
-        if system in ("bm25", f"{_RERANKED}{_BASELINE}"):
+        if system in ("bm25", "encoder", f"{_RERANKED}{_BASELINE}"):
             return 0.0
-        name = f"retriever_{system}"
-        if system.startswith(_RERANKED):  # by a generator
-            name = f"generator_{system[len(_RERANKED) :]}"
+        name = system if system.startswith("adapter_") else f"retriever_{system}"
+        if system.startswith(_RERANKED):  # by a generator; names of rows hold no dot
+            name = f"generator_{system[len(_RERANKED) :].replace('_', '.')}"
         return self._epsilon_of(name) if name in self.stages.index else np.nan
 
     def _epsilon_of(self, stage: str) -> float:

@@ -7,6 +7,7 @@ from fitted import NONE, compiled, data, functional, plan_of
 
 from tfdpsq.privacy import PrivateModel, make_optimizer
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
+from tfdpsq.validation import InputError
 
 
 def test_arrays_that_a_callback_changes_are_not_those_of_fit(tmp_path):
@@ -114,3 +115,83 @@ def test_weights_that_a_callback_chooses_are_not_those_certified(
     assert private.steps_executed == 8 and "They are set back" in caplog.text
     for values, last in zip(private.model.get_weights(), own.last):
         np.testing.assert_array_equal(values, last)
+
+
+class _Rate(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is kept in a variable."""
+
+    def __init__(self):
+        self.rate = tf.Variable(0.05)
+
+    def __call__(self, step):
+        return self.rate
+
+    def get_config(self):
+        return {}
+
+
+class _Sets(tf.keras.callbacks.Callback):
+    """Sets a variable to the loss of a row of private data."""
+
+    def __init__(self, variable):
+        super().__init__()
+        self._variable = variable
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._variable.assign(logs["loss"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "t5x_adafactor"])
+@pytest.mark.parametrize("kept", [True, False], ids=["directory", "none"])
+def test_a_rate_in_a_variable_is_set_by_no_callback(tmp_path, kept, optimizer):
+    """Its configuration never tells of it."""
+    rate, plan = _Rate(), plan_of()
+    private = PrivateModel(functional(), plan, microbatch_size=8)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=NONE)
+    private.compile(make_optimizer(plan, rate, optimizer), loss)
+    options = {"directory": tmp_path} if kept else {}
+    with pytest.raises(InputError, match="weights were changed between two steps"):
+        private.fit(*data(), callbacks=[_Sets(rate.rate)], **options)
+    assert rate.rate.numpy() == np.float32(0.05)
+
+
+@pytest.mark.parametrize("when", ["last step", "end", "next step"])
+@pytest.mark.parametrize("kept", [True, False], ids=["directory", "none"])
+def test_weights_of_a_callback_that_raises_stay_in_no_model(tmp_path, kept, when):
+    """Who catches its error has the steps' own weights, and no certificate."""
+
+    class Raises(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.last = [v.numpy() for v in self.model.model.weights]
+            if batch == {"last step": 7, "next step": 3}.get(when):
+                self._raise(logs["loss"])
+
+        def on_train_end(self, logs=None):
+            self._raise(0.5)
+
+        def _raise(self, loss):
+            for variable in self.model.model.weights:
+                variable.assign(tf.fill(variable.shape, float(loss)))
+            raise KeyError("of the callback")
+
+    private = compiled(functional(), plan_of(), "sgd")
+    own, options = Raises(), {"directory": tmp_path} if kept else {}
+    with pytest.raises(KeyError, match="of the callback"):
+        private.fit(*data(), callbacks=[own], steps_per_epoch=8, **options)
+    for variable, last in zip(private.model.weights, own.last):
+        np.testing.assert_array_equal(variable.numpy(), last)
+    with pytest.raises(InputError, match="fit has run 4 of 8|the last fit did not end"):
+        private.certificate("Three numbers from six.")
+
+
+def test_weights_that_are_loaded_after_fit_have_no_certificate(tmp_path):
+    """As those of the epoch with the best loss, which a callback has saved."""
+    private = compiled(functional(), plan_of(), "sgd")
+    keep = tf.keras.callbacks.ModelCheckpoint(
+        str(tmp_path / "best.h5"), monitor="loss", save_best_only=True, mode="max"
+    )
+    private.fit(*data(), callbacks=[keep], steps_per_epoch=1)
+    private.certificate("Three numbers from six.")
+    private.load_weights(str(tmp_path / "best.h5"))
+    with pytest.raises(InputError, match="are others than fit left"):
+        private.certificate("Three numbers from six.")

@@ -289,6 +289,9 @@ def test_a_job_refuses_embeddings_before_its_first_stage(base, tmp_path):
     refused("in embeddings: .*Set encoder_is_public", adapter__encoder_is_public=False)
     refused(r"adapter_epsilons\[0\] is -1.0", adapter_epsilons=(-1.0,))
     refused("of `adapter`: .*n_is_public", adapter__n_is_public=False)
+    refused("mine.strict is True", mine__strict=True)
+    refused("none would be left. Raise mine.k", mine__k=1)
+    refused("both 'test': adapters would be", adapter__split="test")
     refused("indexes.encoder is .*yet to train", evaluate__indexes={"encoder": "x"})
     free = _public(base, tmp_path)
     refused("fit is .*, and query_embeddings", evaluate__fusion__fit=free)
@@ -301,6 +304,7 @@ def test_a_job_refuses_embeddings_before_its_first_stage(base, tmp_path):
     refused("no embedding of 'q83'", "fewer")
     with spending.limited(8.0, (), tmp_path / "work"):
         refused("and adapter_eps8", audit_epsilons=())
+        refused("and adapter_eps8_5", audit_epsilons=(), adapter_epsilons=(8.5,))
 
 
 def test_embeddings_of_our_own_encoder_need_no_declaration(base, tmp_path):

@@ -29,7 +29,13 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class CompiledSteps:
-    """Takes logical steps, up to `most` of them in one call."""
+    """Takes logical steps, up to `most` of them in one call.
+
+    Attributes:
+      variables: those that are trained.
+      microbatch_size: as `train` was given it.
+      read: variables that a step reads, once it is built.
+    """
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class CompiledSteps:
         self._at_once = at_once
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
+        self.read: Sequence[tf.Variable] = ()
         self._functions: dict[int, Any] = {}
         # A strategy's devices compile, or not, by themselves.
         self._jit_compile = jit_compile if self._replicas == 1 else None
@@ -134,6 +141,7 @@ class CompiledSteps:
             made = function.get_concrete_function(*arguments)
             if self._jit_compile:
                 self._require_compilable(function, arguments)
+        self.read = made.variables
         return [node for node in nodes_of(made.graph) if OF_LOSS in node.name]
 
     def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:

@@ -159,8 +159,8 @@ def try_model(model: keras.Model, row: Any, targets: Any, loss: Loss) -> None:
             f"{validation.shown(str(error))}). Nothing was spent. Compare shapes and "
             "types with what the model takes."
         ) from None
-    targets = tf.nest.map_structure(tf.convert_to_tensor, targets)
     try:
+        targets = tf.nest.map_structure(tf.convert_to_tensor, targets)
         # Not computed: zeros may be no target. One row would broadcast to any shape.
         several = [
             tf.nest.map_structure(
@@ -171,7 +171,7 @@ def try_model(model: keras.Model, row: Any, targets: Any, loss: Loss) -> None:
         tf.function(loss).get_concrete_function(*several)
     except validation.InputError:
         raise
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of the caller's own code
         said = str(error).strip().splitlines()[-1:]
         of, out = (tf.nest.flatten(each)[0].shape[1:] for each in (targets, outputs))
         raise validation.InputError(

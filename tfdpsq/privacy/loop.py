@@ -72,9 +72,15 @@ class Unchanging:
     different sums.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[tf.Variable]):
-        """Takes the optimizer, and all variables that a hook might set."""
-        self._optimizer, self._variables = optimizer, variables
+    def __init__(
+        self, optimizer: Any, variables: Sequence[tf.Variable], looks: bool = True
+    ):
+        """Takes the optimizer, and all variables that a hook might set.
+
+        Without `looks`, for infinite ε, hooks may set what they will.
+        """
+        self._optimizer, self._looks = optimizer, looks
+        self._variables = variables if looks else ()
         self._began = self._settings()
         self._left: list[np.ndarray] = []
 
@@ -88,24 +94,24 @@ class Unchanging:
 
     def mark(self) -> None:
         """Keeps the variables as they are, before hooks are called."""
-        self._left = [np.array(variable) for variable in self._variables]
+        self._left = [_value_of(variable) for variable in self._variables]
 
     def _changed(self) -> list[int]:
         """Returns places of the variables that are not as they were."""
         return [
             place
             for place, (variable, left) in enumerate(zip(self._variables, self._left))
-            if content(np.array(variable)) != content(left)
+            if content(_value_of(variable)) != content(left)
         ]
 
     def restore(self) -> None:
-        """Sets variables back that hooks changed once no step is left to take."""
+        """Sets variables back that hooks changed."""
         for place in (changed := self._changed()):
             self._variables[place].assign(self._left[place])
         if changed:
             logging.warning(
-                "Weights were changed after the last step. They are set back to its: "
-                "no ε covers what is made of private losses."
+                "Weights were changed after a step. They are set back to its: no ε "
+                "covers what is made of private losses."
             )
 
     def require_same(self, step: int) -> None:
@@ -117,6 +123,8 @@ class Unchanging:
         Raises:
           InputError: a setting of the optimizer, its iterations, or a weight.
         """
+        if not self._looks:
+            return
         iterations = int(tf.convert_to_tensor(self._optimizer.iterations))
         if iterations != step:
             raise validation.InputError(
@@ -136,6 +144,10 @@ class Unchanging:
                 f"weights were changed between two steps, by a callback, {_CHANGED} "
                 "Remove the callback."
             )
+
+
+def _value_of(variable: tf.Variable) -> np.ndarray:
+    return tf.convert_to_tensor(variable).numpy()  # also of one on several replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,9 +199,8 @@ class Loop:
     pace: Pace
     hooks: Hooks
     kept: Kept | None
-    # Refuses, before steps are paid for, what was changed between them; `None` where
-    # ε is infinite.
-    unchanging: Unchanging | None
+    # Refuses, before steps are paid for, what was changed between them.
+    unchanging: Unchanging
 
     def run(self, ends_if_diverged: bool) -> int:
         """Takes the plan's steps and returns how many are paid for.
@@ -242,14 +253,13 @@ class Loop:
         Raises:
           InputError: they set what a later step depends on.
         """
-        if self.unchanging is not None:
-            self.unchanging.mark()
-        stop = hooks() is True
-        if self.unchanging is not None:
-            if stop or done == self.plan.spec.steps:
-                self.unchanging.restore()
-            else:
+        self.unchanging.mark()
+        try:
+            stop = hooks() is True
+            if not stop and done < self.plan.spec.steps:
                 self.unchanging.require_same(done)
+        finally:  # also where one raises, or was refused
+            self.unchanging.restore()
         return stop
 
     def _take(self, now: range) -> Sequence[float]:

@@ -90,6 +90,7 @@ class PrivateModel(keras.Model):
         self.steps_executed = 0
         self._directory: str | None = None
         self._ledger_head: str | None = None
+        self._weights = ""  # as fit left them
         self.reads = private_reads.PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -302,11 +303,7 @@ class PrivateModel(keras.Model):
             )
         finally:  # also of a run that was interrupted, or has diverged
             self._count(directory, epoch)
-        # The last to be called; nobody looks at weights after it.
-        unchanging = Unchanging(self.optimizer, self.model.weights if watched else ())
-        unchanging.mark()
-        watch.on_train_end()
-        unchanging.restore()
+        self._end(watch, watched)
         return self.history
 
     def _count(self, directory: str | None, epoch: _Epochs) -> None:
@@ -319,6 +316,19 @@ class PrivateModel(keras.Model):
         ran = epoch.executed if paid is None else paid
         self.steps_executed = max(self.steps_executed, ran)
         self._ledger_head = ledger.head if ledger else None
+
+    def _end(self, watch: keras.callbacks.CallbackList, watched: bool) -> None:
+        """Tells callbacks that training is over; weights stay as its last step's."""
+        unchanging = Unchanging(self.optimizer, self.model.weights, watched)
+        unchanging.mark()
+        try:
+            watch.on_train_end()
+        finally:
+            unchanging.restore()
+        self._weights = self._digest()
+
+    def _digest(self) -> str:
+        return fit_inputs.fingerprint([v.numpy() for v in self.model.trainable_weights])
 
     def _record_reads(
         self, directory: str | os.PathLike | None, validation_data: Any
@@ -417,6 +427,12 @@ class PrivateModel(keras.Model):
                 f"fit has run {self.steps_executed} of {spec.steps} steps. Let it run "
                 "to the end, in the same directory if it was interrupted; or state "
                 "the cost of all by privacy.make_certificate(plan, plan.spec.steps)."
+            )
+        if self._weights != self._digest():
+            raise validation.InputError(
+                f"the weights of {self.model.name} are others than fit left, which is "
+                "what a certificate covers: they were set or loaded since, or the last "
+                "fit did not end. Ask for the certificate before weights are changed."
             )
         if sensitivity_argument is None:
             if multiplier != 1:

@@ -196,10 +196,9 @@ def train(
         take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
         _build(take_steps, batch, plan)
         state = [*variables, *optimizer.state(), *state]
-        unchanging = None
-        if plan.spec.private:
-            held = _held([*read, *state]) if hooks_may_write else ()
-            unchanging = Unchanging(optimizer, held)
+        # The step's own are a schedule's, too.
+        watched = [*read, *state, *take_steps.read] if hooks_may_write else []
+        unchanging = Unchanging(optimizer, _held(watched), plan.spec.private)
         sampler = plan.sampler(units, seed, groups)
         return Loop(
             plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging

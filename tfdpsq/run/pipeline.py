@@ -68,7 +68,7 @@ from tfdpsq.run.search import systems
 import_log = importlib.import_module("tfdpsq.run.import")  # a word of Python's
 # In names of rows.
 _RERANKED, _PUBLIC = pipeline_checks.RERANKED, pipeline_checks.PUBLIC_ONLY
-_INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
+_INF = 'Every epsilon must be above 0, as in "(inf, 8.0)"; inf trains without privacy.'
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -155,7 +155,8 @@ FILLED = {
     "retriever": "pairs init continues vocabulary seed",
     "direct": "pairs init continues vocabulary epsilon seed",
     "mine": "pairs split corpus",
-    "adapter": "pairs documents queries epsilon hard_negatives.run seed",
+    "adapter": "pairs documents queries epsilon hard_negatives.run "
+    "hard_negatives.corpus seed",
     "evaluate": "data vocabulary systems query_embeddings synthetic baseline baselines "
     "rerankers rerank.baseline rerank.fit rerank.prompt rerank.document_length "
     "rerank.query_length",
@@ -202,10 +203,10 @@ def run(
     if config.examples:
         reads.record("some private queries as they are", "report.html, results.json")
     job.prepare()
+    adapted = job.adapters()
     generators = job.generators()
     sets = job.synthetic_sets(generators)
-    rows = job.retrievers(sets)
-    rows += job.adapters()
+    rows = job.retrievers(sets) + adapted
     rows += job.rerankers(generators)
     job.evaluate(rows, sets)
     job.audit()
@@ -474,11 +475,11 @@ class Job:
         add("public_only", "Public-only", None, plain, public)
         add("original", "Original pairs", math.inf, plain, private)
         for epsilon, path in sets.items():
-            name = f"synthetic_{layout.epsilon_name(epsilon)}"
+            name = f"synthetic_{layout.epsilon_row(epsilon)}"
             label = _with_epsilon("Synthetic", epsilon)
             add(name, label, epsilon, plain, {"pairs": str(path)})
         for epsilon in self.config.direct_epsilons:
-            name = f"direct_{layout.epsilon_name(epsilon)}"
+            name = f"direct_{layout.epsilon_row(epsilon)}"
             label = _with_epsilon("Direct DP", epsilon)
             settings = {**private, **same, "epsilon": epsilon}
             add(name, label, epsilon, self.config.direct, settings)
@@ -493,7 +494,7 @@ class Job:
         if not own:
             return []
         Row, encoder = report_content.Row, pipeline_checks.ENCODER
-        rows = [Row(encoder, "Public encoder", None, pathlib.Path(own))]
+        rows = [Row(encoder, "Encoder as it is", None, pathlib.Path(own))]
         against = {"public_only": encoder, "unprotected": "adapter_inf"}
         settings = {"pairs": self.config.data, "documents": own, "queries": own}
         hard = train_adapter.default_config().hard_negatives.to_dict()
@@ -502,11 +503,11 @@ class Job:
             mined = self._run((mine, self.config.mine), "mined", False, mining)
             hard = {**stage.hard_negatives.to_dict(), "run": str(mined)}
         for epsilon in self.config.adapter_epsilons:
-            name = f"{pipeline_checks.ADAPTER}_{layout.epsilon_name(epsilon)}"
+            name = f"{pipeline_checks.ADAPTER}_{layout.epsilon_row(epsilon)}"
             settings.update(epsilon=epsilon, hard_negatives=hard)
             free = math.isfinite(epsilon)
             path = self._run((train_adapter, stage), name, free, settings)
-            label = _with_epsilon("Public encoder adapted", epsilon)
+            label = _with_epsilon("Encoder adapted", epsilon)
             rows.append(Row(name, label, epsilon, path, against))
         return rows
 
@@ -516,7 +517,7 @@ class Job:
         """Returns the rows of BM25 reranked, by the public T5 and by each generator."""
         if not self.config.rerank:
             return []
-        names = [_PUBLIC, *(layout.epsilon_name(epsilon) for epsilon in generators)]
+        names = [_PUBLIC, *(layout.epsilon_row(epsilon) for epsilon in generators)]
         public, *others = (f"{_RERANKED}_{name}" for name in names)
         against = {"public_only": public, "unprotected": f"{_RERANKED}_inf"}
         rows = []
@@ -580,7 +581,7 @@ class Job:
                     self.config, self.public_pairs
                 ),
                 "synthetic": {
-                    layout.epsilon_name(epsilon): str(path)
+                    layout.epsilon_row(epsilon): str(path)
                     for epsilon, path in sets.items()
                 },
                 "baseline": _PUBLIC if any(r.name == _PUBLIC for r in rows) else "",

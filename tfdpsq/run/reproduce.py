@@ -200,7 +200,8 @@ def check(
     sizes = {row.size for rows in of_measure.values() for row in rows if row.size}
     for size in (*sorted(sizes), config.retriever_size):
         validation.one_of("the size of a row", size, tuple(config.sizes))
-    own = "seed audit_epsilons histogram_epsilon retriever_init rerank fit_rerank"
+    own = "seed audit_epsilons histogram_epsilon retriever_init rerank fit_rerank "
+    own += "embeddings adapter_epsilons"
     for name in own.split():
         acting.require_unfilled(
             config.job, pipeline.SETTINGS, [name], "job", "this command"

@@ -404,13 +404,19 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
     release, private = "release", "private"
 
     def named(what: str, of: list[float], free: bool = True):
+        row = what.startswith("retriever_") or what == "adapter"
+        name = layout.epsilon_row if row else layout.epsilon_name
         for epsilon in of:
             place = release if math.isfinite(epsilon) and free else private
-            yield f"{what}_{layout.epsilon_name(epsilon)}", place
+            yield f"{what}_{name(epsilon)}", place
 
     yield "prepare", release
     if config["pretrain"]["steps"]:
         yield "public_model", release
+    adapters = [float(e) for e in config.get("adapter_epsilons", ())]
+    if adapters and config["adapter"]["unit"] != "pair":
+        yield "mined", private
+    yield from named("adapter", adapters)
     counts = float(config.get("histogram_epsilon", 0))
     yield from named("histogram", [counts] if counts else [])
     yield from named("generator", epsilons)
@@ -420,10 +426,6 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
     yield "retriever_original", private
     yield from named("retriever_synthetic", epsilons)
     yield from named("retriever_direct", direct)
-    adapters = [float(e) for e in config.get("adapter_epsilons", ())]
-    if adapters and config["adapter"]["unit"] != "pair":
-        yield "mined", private
-    yield from named("adapter", adapters)
     yield "evaluation", private
     if audited:
         yield "canaries", private

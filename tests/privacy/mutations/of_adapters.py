@@ -158,7 +158,7 @@ MUTATIONS = (
         "a_job_s_test_queries_may_lack_an_embedding",
         "ledger",
         _JOB,
-        "    queries.of(beir.qrels(config.evaluate.split))\n",
+        "        queries.of(beir.qrels(config.evaluate.split))\n",
         "",
         _IN_A_JOB,
         "a budget is spent on a job that ends in an error",

@@ -454,9 +454,9 @@ MUTATIONS = (
         "name": "results_call_a_generator_that_reranks_public",
         "kind": "certificate",
         "file": "tfdpsq/results.py",
-        "old": "        if system.startswith(_RERANKED):  # by a generator\n",
+        "old": "        if system.startswith(_RERANKED):  # by a gen",
         "new": "        if system.startswith(_RERANKED):\n            return 0.0\n"
-        "        if system.startswith(_RERANKED):\n",
+        "        if system.startswith(_RERANKED):  # by a gen",
         "tests": ("tests/test_results.py::test_tables_hold_what_the_files_do",),
         "why": "a row of epsilon 8, or of none, is said to have read nothing private",
     },

@@ -46,3 +46,11 @@ FORGOTTEN = "forgotten.json"
 def epsilon_name(epsilon: float) -> str:
     """Returns the part of file names for an ε: "inf", or "eps8" for 8.0."""
     return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+
+
+def epsilon_row(epsilon: float) -> str:
+    """Returns the part of rows' names for an ε: "inf", or "eps0_5" for 0.5.
+
+    Rows are keys of settings, which take no dot.
+    """
+    return epsilon_name(epsilon).replace(".", "_")

@@ -76,6 +76,8 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         _check_audit(config)
     if config.embeddings:
         _open_embeddings(config)
+    if config.adapter_epsilons:
+        _check_adapter(config)
     with _of_stage("evaluate"):
         own = _with_rows(config)
         systems.check_search(own.systems, own.k, layout.METRICS)
@@ -97,7 +99,8 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
                 f"evaluate.indexes.{name} is {path!r}, but this job evaluates "
                 "retrievers that it has yet to train. Leave it out."
             )
-    for name in ("evaluate", *(["audit"] if config.audit_epsilons else [])):
+    reading = {"audit": config.audit_epsilons, "mine": mines(config)}
+    for name in ("evaluate", *(name for name, runs in reading.items() if runs)):
         if config[name].strict:
             raise validation.InputError(
                 f"{name}.strict is True, but all that the stage does is read private "
@@ -169,7 +172,7 @@ def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
     What is no setting yet, such as the directories of the rows, is "this job's".
     """
-    own, name = config.evaluate.copy_and_resolve_references(), layout.epsilon_name
+    own, name = config.evaluate.copy_and_resolve_references(), layout.epsilon_row
     made = ["untrained", PUBLIC_ONLY, "original"]
     made += [f"synthetic_{name(epsilon)}" for epsilon in config.epsilons]
     made += [f"direct_{name(epsilon)}" for epsilon in config.direct_epsilons]
@@ -188,7 +191,7 @@ def adapted_rows(config: ml_collections.ConfigDict) -> list[str]:
         return []
     return [
         ENCODER,
-        *(f"{ADAPTER}_{layout.epsilon_name(each)}" for each in config.adapter_epsilons),
+        *(f"{ADAPTER}_{layout.epsilon_row(each)}" for each in config.adapter_epsilons),
     ]
 
 
@@ -204,7 +207,7 @@ def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
     """Returns the names of the rows in which a generator of a job orders documents."""
     if not config.rerank:
         return []
-    ordering = [layout.epsilon_name(epsilon) for epsilon in config.epsilons]
+    ordering = [layout.epsilon_row(epsilon) for epsilon in config.epsilons]
     if config.init or config.pretrain.steps:
         ordering.append(PUBLIC_ONLY)
     return [f"{RERANKED}_{each}" for each in ordering]
@@ -228,19 +231,43 @@ def reranking_settings(
     return {**own, "baseline": baseline if baseline in names else ""}
 
 
+def _check_adapter(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings of adapters that do not fit those of other stages."""
+    skipped, kept = config.adapter.hard_negatives.skip, config.mine.k
+    if mines(config) and skipped >= kept - 1:
+        raise validation.InputError(
+            f"adapter.hard_negatives.skip is {skipped} and mine.k {kept}: of a query's "
+            f"{kept} documents, its answer among them, none would be left. Raise "
+            "mine.k, or lower the other."
+        )
+    if config.adapter.split == config.evaluate.split:
+        raise validation.InputError(
+            f"adapter.split and evaluate.split are both {config.evaluate.split!r}: "
+            "adapters would be measured on what they were trained on. Name two splits."
+        )
+
+
 def _open_embeddings(
     config: ml_collections.ConfigDict,
 ) -> tuple[given_embeddings.Embeddings, given_embeddings.Embeddings]:
-    """Opens the embeddings of a job, unread; names its setting in errors."""
+    """Opens the embeddings of a job, unread."""
     # Without an adapter all that is made of them is measured, and stays private.
     public = config.adapter.encoder_is_public or not config.adapter_epsilons
+    with _of_embeddings(config):
+        return given_embeddings.open_both(config.embeddings, config.embeddings, public)
+
+
+@contextlib.contextmanager
+def _of_embeddings(config: ml_collections.ConfigDict) -> Iterator[None]:
+    """Names the setting in the errors that the block raises about embeddings."""
     try:
-        found = given_embeddings.open_both(config.embeddings, config.embeddings, public)
+        yield
     except validation.DataError:
         raise
     except validation.InputError as error:
-        raise validation.InputError(f"in embeddings: {error}") from error
-    return found
+        raise validation.InputError(
+            f"in embeddings, of the pairs in {config.data}: {error}"
+        ) from error
 
 
 def _check_epsilons(name: str, values: Sequence[float]) -> None:
@@ -369,11 +396,12 @@ def _check_embeddings(config: ml_collections.ConfigDict) -> None:
     """Refuses embeddings that lack a text, and plans that do not fit the pairs."""
     beir, own = sources.open_beir(config.data), config.adapter
     documents, queries = (each.places() for each in _open_embeddings(config))
-    documents.require_all(beir.documents(), config.data)
-    queries.of(beir.qrels(config.evaluate.split))
-    if config.adapter_epsilons:
-        pairs = sources.load_source(config.data, own.split).read()
-        queries.of(pair.query_id for pair in pairs)
+    with _of_embeddings(config):
+        documents.require_all(beir.documents(), config.data)
+        queries.of(beir.qrels(config.evaluate.split))
+        if config.adapter_epsilons:
+            pairs = sources.load_source(config.data, own.split).read()
+            queries.of(pair.query_id for pair in pairs)
     for epsilon in config.adapter_epsilons:
         with _of_stage("adapter"):
             _adapter_plan(config, epsilon)
@@ -432,8 +460,10 @@ def plans_of(
         )
     for epsilon in filter(math.isfinite, config.adapter_epsilons):
         plans[ADAPTER, epsilon] = _adapter_plan(config, epsilon)
+    rows = ("retriever_direct", ADAPTER)
+    names = {True: layout.epsilon_row, False: layout.epsilon_name}
     return {
-        f"{output}_{layout.epsilon_name(epsilon)}": plan
+        f"{output}_{names[output in rows](epsilon)}": plan
         for (output, epsilon), plan in plans.items()
     }
 

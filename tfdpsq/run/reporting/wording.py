@@ -50,7 +50,7 @@ _KINDS = {
     "prepare": ("Public pairs", "sentences are cut from public documents"),
     "audit": ("Audit", "attacks on that generator, and on what it wrote"),
 }
-_EPSILON = re.compile(r"_(?:eps([0-9.e+-]+)|(inf))$")
+_EPSILON = re.compile(r"_(?:eps([0-9._e+-]+)|(inf))$")
 
 
 def run_label(name: str) -> str:
@@ -114,4 +114,4 @@ def _epsilon_suffix(name: str) -> str:
     found = _EPSILON.search(name)
     if found is None:
         return ""
-    return f", ε = {epsilon_symbol(float(found[1] or math.inf))}"
+    return f", ε = {epsilon_symbol(float((found[1] or 'inf').replace('_', '.')))}"
