@@ -33,8 +33,9 @@ def finished(job):
 def test_a_killed_job_goes_on_where_it_was(job):
     directory, before = job.directory, job.before
     after = _tiny_job.stages(directory)
-    made = {"prepare", "public_model", "histogram_eps0.4", "generator_inf"}
-    assert {path.parent.name for path in before} == made
+    made = "prepare public_model mined adapter_inf adapter_eps8 adapter_eps0_5 "
+    made += "histogram_eps0.4 generator_inf"
+    assert {path.parent.name for path in before} == set(made.split())
     assert all(after[path] == changed for path, changed in before.items())
     assert not list(directory.rglob("*.partial"))
     assert "| synthetic_eps8 | " in job.table
@@ -45,8 +46,8 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     results = json.loads((directory / "results.json").read_text())
     expected = (
         "bm25 untrained public_only original synthetic_inf synthetic_eps8 direct_eps8 "
-        "encoder adapter_inf adapter_eps8 reranked_public_only reranked_inf "
-        "reranked_eps8"
+        "encoder adapter_inf adapter_eps8 adapter_eps0_5 reranked_public_only "
+        "reranked_inf reranked_eps8"
     )
     assert [row["name"] for row in results["rows"]] == expected.split()
     for row in results["rows"]:
@@ -477,11 +478,10 @@ def get_config():
     config = tiny.tiny_config("{base}/log.jsonl")
     plain = pipeline.default_config()
     config.init = "{base}/public"
-    config.epsilons, config.direct_epsilons, config.audit_epsilons = (8.0,), (), ()
+    config.update(epsilons=(2.5,), direct_epsilons=(2.5,), audit_epsilons=())
     config.pretrain, config.prepare.vocabulary_size = plain.pretrain, 0
     for name in ("finetune", "retriever", "direct"):
         config[name].t5 = plain[name].t5
-    config.rerank = False
     config.finetune.update(unit="user", rows_per_unit=4, microbatch_size=8)
     config.log.columns.update(query="asked", document="clicked", user="who")
     config.log.split_by = "user"
@@ -514,7 +514,7 @@ def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
 
     # All later stages are of the imported pairs, under this workdir's key.
     pairs = BeirDirectory(work / "private" / "pairs")
-    certificate = read_certificate(work / "release" / "generator_eps8")
+    certificate = read_certificate(work / "release" / "generator_eps2.5")
     assert certificate["fingerprints"]["pairs"] == sources.keyed_fingerprint(
         pairs.fingerprint(), work / "private"
     )
@@ -522,7 +522,7 @@ def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
     assert certificate["guarantee"]["unit"] == "user"
     assert certificate["sampler"]["n"] == len(set(users.values())) < len(users)
     assert verify_certificate(certificate).problems == ()
-    stage = json.loads((work / "release" / "generator_eps8" / "stage.json").read_text())
+    stage = workdir.read_json(work / "release" / "generator_eps2.5" / "stage.json")
     assert stage["config"]["pairs"] == str(pairs.path)
     assert set(pairs.queries().values()) == queries
     for path in (work / "release").rglob("*"):
@@ -533,7 +533,12 @@ def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
     )
     assert set(forget.plan(work).delete) >= {pairs.queries_file, pairs.corpus_file}
     assert set(results.open_job(work).pairs["query"]) == queries
-    assert status.status(str(work))["stages"][0]["name"] == "pairs"
+    found = status.status(str(work))
+    assert found["stages"][0]["name"] == "pairs" and not found["states"]["left"]
+    # Names of rows are keys of settings, and hold no dot.
+    spent = results.open_job(work).rows["epsilon"]
+    for row in ("synthetic_eps2_5", "direct_eps2_5", "reranked_eps2_5"):
+        assert 2.3 < spent[row] <= 2.5, row
 
     # Another config of the import is another config of the workdir.
     config.retriever.batch_size, config.log.seed = 4, 1

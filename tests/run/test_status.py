@@ -138,7 +138,7 @@ def test_a_job_in_the_middle(tmp_path, hold):
             "retriever_original",
             "retriever_synthetic_inf",
             "retriever_synthetic_eps8",
-            "retriever_synthetic_eps0.5",
+            "retriever_synthetic_eps0_5",
             "retriever_direct_eps16",
         ][:7]
         + ["evaluation"][:1]

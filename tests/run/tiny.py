@@ -130,7 +130,7 @@ def tiny_config(data, embedded=None):
     config.direct.accountant = "rdp"
     config.evaluate.resamples = 200
     if embedded:
-        config.embeddings, config.adapter_epsilons = str(embedded), (math.inf, 8.0)
+        config.embeddings, config.adapter_epsilons = str(embedded), (math.inf, 8.0, 0.5)
         config.adapter.update(encoder_is_public=True, n_is_public=True)
         config.adapter.update(accountant="rdp", steps=3)
     return config
