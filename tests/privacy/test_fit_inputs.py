@@ -108,7 +108,10 @@ def test_functions_that_run_eagerly_see_no_row():
     [
         (_X[:, :3], _Y, "sequential.* could not be called on rows of x .ValueError"),
         (_X.astype("datetime64[s]"), _Y, "could not be called on rows of x"),
-        (np.where(_X > 9, 1, None), _Y, "could not be called on rows of x"),
+        (np.where(_X > 9, 1, None), _Y, "holds Python objects .NoneType.. Give ar"),
+        (_X.astype(object), _Y, "holds Python objects .float.. Give arrays of num"),
+        (_X[:, :0], _Y, r"an array of shape \(40, 0\), which holds nothing"),
+        (_X[:0], _Y[:0], r"an array of shape \(0, 4\), which holds nothing"),
         (np.full_like(_X, np.nan), _Y, "rows tried, 0 had a finite loss"),
         (_X, {"a": _Y}, "the targets are a dict of 1 arrays, and the model has one"),
         (_X, [_Y, _Y], "the targets are a list of 2 arrays"),

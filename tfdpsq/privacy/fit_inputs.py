@@ -245,7 +245,14 @@ def rows_of(x: Any, y: Any) -> Any:
                 f"fit got an array of shape {array.shape}, which holds nothing. Give "
                 "arrays with one row per example."
             )
-        if array.dtype == object and all(isinstance(v, str) for v in array.flat):
+        if array.dtype == object:
+            if not all(isinstance(each, str) for each in array.flat):
+                kinds = sorted({type(each).__name__ for each in array.flat})
+                raise validation.InputError(
+                    "an array given to fit holds Python objects "
+                    f"({', '.join(kinds[:3])}). Give arrays of numbers or of texts, "
+                    "such as x.astype(np.float32) or x.astype(str)."
+                )
             array = array.astype(str)
         if array.dtype.kind == "U":
             as_bytes("one of the arrays of fit", array)  # every row can be drawn
