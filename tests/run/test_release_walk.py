@@ -274,7 +274,9 @@ def test_the_job_released_nothing_private_and_no_time(job):
     }
     assert set(states.values()) == {PUBLIC, CERTIFIED} and len(states) >= 8
     assert {name for name, state in states.items() if state == CERTIFIED} == {
-        name for name in states if name.endswith(("eps8", "histogram_eps0.4"))
+        name
+        for name in states
+        if name.endswith(("eps8", "adapter_eps0_5", "histogram_eps0.4"))
     }
     assert _names(release) == [] and _times(release) == []
     assert _modes(release) == {(True, 0o755), (False, 0o644)}

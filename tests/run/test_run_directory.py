@@ -375,7 +375,9 @@ def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_f
     directory = job.directory
     moved = tmp_path / "elsewhere"
     shutil.copytree(directory, moved, symlinks=True)
-    config = _tiny.tiny_config(directory.parent / "pairs")
+    config = _tiny.tiny_config(
+        directory.parent / "pairs", directory.parent / "embedded"
+    )
     made = {path: path.read_text() for path in moved.rglob("stage.json")}
     (moved / "report.html").unlink()
     pipeline.run(config, moved)

@@ -285,8 +285,8 @@ def test_a_job_refuses_embeddings_before_its_first_stage(base, tmp_path):
 
     refused("^adapter_epsilons is .*only where embeddings is set", embeddings="")
     refused("^adapter.*, which does nothing", adapter_epsilons=())
-    refused("^in embeddings: .*no directory 'documents'", "nowhere")
-    refused("in embeddings: .*Set encoder_is_public", adapter__encoder_is_public=False)
+    refused("^in embeddings, .*no directory 'documents'", "nowhere")
+    refused("in embeddings, .*Set encoder_is_public", adapter__encoder_is_public=False)
     refused(r"adapter_epsilons\[0\] is -1.0", adapter_epsilons=(-1.0,))
     refused("of `adapter`: .*n_is_public", adapter__n_is_public=False)
     refused("mine.strict is True", mine__strict=True)

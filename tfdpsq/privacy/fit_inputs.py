@@ -18,6 +18,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.batches import as_bytes
+from tfdpsq.privacy.randomness.sampling import Groups
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _SET_RATES = (
@@ -136,8 +137,12 @@ def require_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def try_model(model: keras.Model, row: Any, targets: Any, loss: Loss) -> None:
+def try_model(
+    model: keras.Model, row: Any, targets: Any, loss: Loss, together: int
+) -> None:
     """Calls a model on a row of zeros, so that it has all weights; traces the loss.
+
+    `together` is the number of rows that are clipped as one.
 
     Raises:
       InputError: the model takes no such rows, or the loss no such targets.
@@ -164,7 +169,8 @@ def try_model(model: keras.Model, row: Any, targets: Any, loss: Loss) -> None:
         # Not computed: zeros may be no target. One row would broadcast to any shape.
         several = [
             tf.nest.map_structure(
-                lambda t: tf.TensorSpec([_SEVERAL, *t.shape[1:]], t.dtype), each
+                lambda t: tf.TensorSpec([_SEVERAL * together, *t.shape[1:]], t.dtype),
+                each,
             )
             for each in (targets, outputs)
         ]
@@ -270,23 +276,29 @@ def rows_of(x: Any, y: Any) -> Any:
     return arrays
 
 
-def extreme_rows(arrays: Sequence[np.ndarray]) -> list[int]:
+def extreme_rows(arrays: Sequence[np.ndarray], groups: Any = None) -> list[int]:
     """Returns numbers of rows with the smallest and largest values of some arrays.
+
+    With `groups` only rows that a unit owns count.
 
     An id that an embedding does not have, or a label beyond the number of classes, is
     among them. Of arrays with many columns they are those of all columns together.
     """
     found = set()
+    rows = np.arange(len(arrays[0]))
+    if isinstance(groups, Groups):  # what is none is told of by `train`
+        rows = np.sort(groups.rows)
+    rows = rows[rows < len(arrays[0])]  # others are told of where rows are taken
     for values in arrays:
         if values.dtype.kind not in "iuf":
             continue
-        columns = values.reshape(len(values), -1)
+        columns = values[rows].reshape(len(rows), -1)
         if columns.shape[1] > _COLUMNS:
             ends = [columns.min(axis=1), columns.max(axis=1)]
         else:
             ends = list(columns.T)
         for each in map(np.nan_to_num, ends):
-            found |= {int(each.argmin()), int(each.argmax())}
+            found |= {int(rows[each.argmin()]), int(rows[each.argmax()])}
     return sorted(found)
 
 

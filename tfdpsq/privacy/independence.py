@@ -189,8 +189,8 @@ def check_independence(
             )
     for key, variable in kept.items():
         now = np.array(variable)
-        # Of texts, and of tables' content, no entry is a NaN.
-        if not np.array_equal(now, was[key], equal_nan=now.dtype != object):
+        # Only of numbers an entry can be a NaN.
+        if not np.array_equal(now, was[key], equal_nan=now.dtype.kind in "fc"):
             raise validation.InputError(
                 f"running the model changes its weight {variable.name!r}, which would "
                 "keep what it saw of private rows, unclipped and without noise. "

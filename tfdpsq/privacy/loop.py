@@ -82,7 +82,13 @@ class Unchanging:
         self._optimizer, self._looks = optimizer, looks
         self._variables = variables if looks else ()
         self._began = self._settings()
+        self._seeds = self._held_seeds()
         self._left: list[np.ndarray] = []
+
+    def _held_seeds(self) -> list[Any]:
+        """Returns the objects that say what noise is added."""
+        names = ("plan", "_noise_query", "_noise_words", "_dropout_words", "_source")
+        return [getattr(self._optimizer, name, None) for name in names]
 
     def _settings(self) -> dict[str, str]:
         own = self._optimizer
@@ -132,6 +138,11 @@ class Unchanging:
                 f"{step}, {_CHANGED} Leave them alone (loading weights from a "
                 "TensorFlow checkpoint sets them)."
             )
+        if not all(one is other for one, other in zip(self._seeds, self._held_seeds())):
+            raise validation.InputError(
+                "plan or seeds of the optimizer were set during the run, so that the "
+                "noise is not what is accounted for. Leave them alone."
+            )
         for name, value in self._settings().items():
             if value != self._began[name]:
                 raise validation.InputError(
@@ -141,8 +152,8 @@ class Unchanging:
                 )
         if self._changed():
             raise validation.InputError(
-                f"weights were changed between two steps, by a callback, {_CHANGED} "
-                "Remove the callback."
+                "weights were changed between two steps, by on_step, before_call or a "
+                f"callback, {_CHANGED} Let it only look."
             )
 
 
@@ -218,14 +229,16 @@ class Loop:
                 self.hooks.before_step(done)
             now = self.pace.after(done, end)
             if self.hooks.before_call is not None and not diverged_at:
-                self._watched(functools.partial(self.hooks.before_call, now), done)
+                before = functools.partial(self.hooks.before_call, now)
+                self._watched(before, done, may_end=False)
             losses = self._take(now)
             done = now.stop
             broken = ends_if_diverged and not diverged_at and not is_finite()
             if self.hooks.on_step is not None and not diverged_at:
                 told = functools.partial(_told, self.hooks.on_step, now, losses)
                 stop = self._watched(told, done)
-            asked = self.hooks.preempted is not None and self.hooks.preempted()
+            if (preempted := self.hooks.preempted) is not None:
+                asked = self._watched(preempted, done)
             stop, asked, broken = workers.any_of(stop, asked, broken)
             if broken:
                 # Back to the last saved state, then on to the last finite step.
@@ -247,15 +260,19 @@ class Loop:
         executed = done if kept is None else max(done, kept.ledger.steps_paid)
         return workers.chiefs_number(executed)
 
-    def _watched(self, hooks: Callable[[], Any], done: int) -> bool:
+    def _watched(
+        self, hooks: Callable[[], Any], done: int, may_end: bool = True
+    ) -> bool:
         """Calls hooks, which may look at all and set nothing.
+
+        Returns whether they end the run, if they may.
 
         Raises:
           InputError: they set what a later step depends on.
         """
         self.unchanging.mark()
         try:
-            stop = hooks() is True
+            stop = bool(hooks()) and may_end
             if not stop and done < self.plan.spec.steps:
                 self.unchanging.require_same(done)
         finally:  # also where one raises, or was refused

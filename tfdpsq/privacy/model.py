@@ -13,8 +13,9 @@ with the model that was wrapped: its weights are trained in place.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ class PrivateModel(keras.Model):
         self.steps_executed = 0
         self._directory: str | None = None
         self._ledger_head: str | None = None
-        self._weights = ""  # as fit left them
+        self._running: _Ran | None = None
+        self._ran: _Ran | None = None
         self.reads = private_reads.PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -144,6 +146,7 @@ class PrivateModel(keras.Model):
             Keras does not know, the policy mixed_float16, `loss_weights`, or
             `run_eagerly`.
         """
+        self._require_idle("compile")
         fit_inputs.require_options(options)
         if not isinstance(optimizer, LogicalStep):
             raise validation.InputError(
@@ -258,35 +261,32 @@ class PrivateModel(keras.Model):
             "steps_per_epoch",
             steps_per_epoch or max(1, round(1 / self.plan.sampling_probability)),
         )
-        watch = keras.callbacks.CallbackList(
-            callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            model=self,
-            verbose=verbose,
-            epochs=-(-steps // per_epoch),
-            steps=per_epoch,
-        )
-        watched = bool(callbacks) and self.plan.spec.private
+        epochs = {"epochs": -(-steps // per_epoch), "steps": per_epoch}
+        shown = {"add_history": True, "add_progbar": verbose != 0, "verbose": verbose}
+        watch = keras.callbacks.CallbackList(callbacks, model=self, **shown, **epochs)
+        watched = bool(callbacks) or validation_data is not None
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
         empty = tf.nest.map_structure(fit_inputs.blank_row, data)
-        fit_inputs.try_model(self.model, empty["x"], empty["y"], self._row_loss)
+        together, loss = self.plan.rows_clipped_together, self._row_loss
+        fit_inputs.try_model(self.model, empty["x"], empty["y"], loss, together)
+        ran = _Ran(self.plan, self.model, self.optimizer, self._jit)
         if validation_data is not None:
-            self._try_validation(validation_data)
+            with ran.weights_kept(watched):
+                self._try_validation(validation_data)
         self.stop_training = False
-        watch.on_train_begin()
-
+        self._running = ran
         try:
+            watch.on_train_begin()
             self.steps_executed = train(
-                self.plan,
-                lambda batch: self._losses_of(batch, data),
-                self.model.trainable_variables,
-                self.optimizer,
+                ran.plan,
+                lambda batch: self._losses_of(ran.model, batch, data),
+                ran.model.trainable_variables,
+                ran.optimizer,
                 lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
                 self.microbatch_size,
-                layers=[self.model],
+                layers=[ran.model],
                 units=None if groups is not None else rows,
                 groups=groups,
                 directory=directory,
@@ -295,15 +295,19 @@ class PrivateModel(keras.Model):
                 else "",
                 before_call=epoch.begin,
                 hooks_may_write=watched,
-                also_tried=fit_inputs.extreme_rows(flat),
+                also_tried=fit_inputs.extreme_rows(flat, groups),
                 on_step=epoch.step,
                 jit_compile=self._jit,
                 steps_per_loop=self._steps_at_once,
                 pause_every=per_epoch,
             )
         finally:  # also of a run that was interrupted, or has diverged
+            self._running = None
             self._count(directory, epoch)
-        self._end(watch, watched)
+        with ran.weights_kept(watched):
+            watch.on_train_end()
+        ran.end()
+        self._ran = ran
         return self.history
 
     def _count(self, directory: str | None, epoch: _Epochs) -> None:
@@ -316,19 +320,6 @@ class PrivateModel(keras.Model):
         ran = epoch.executed if paid is None else paid
         self.steps_executed = max(self.steps_executed, ran)
         self._ledger_head = ledger.head if ledger else None
-
-    def _end(self, watch: keras.callbacks.CallbackList, watched: bool) -> None:
-        """Tells callbacks that training is over; weights stay as its last step's."""
-        unchanging = Unchanging(self.optimizer, self.model.weights, watched)
-        unchanging.mark()
-        try:
-            watch.on_train_end()
-        finally:
-            unchanging.restore()
-        self._weights = self._digest()
-
-    def _digest(self) -> str:
-        return fit_inputs.fingerprint([v.numpy() for v in self.model.trainable_weights])
 
     def _record_reads(
         self, directory: str | os.PathLike | None, validation_data: Any
@@ -349,12 +340,22 @@ class PrivateModel(keras.Model):
         if not self.reads.strict:
             self.reads.record("the training loss of every step", "the history of fit()")
 
+    def _require_idle(self, what: str) -> None:
+        """Refuses what a callback must not call, while `fit` runs."""
+        if self._running is not None:
+            raise validation.InputError(
+                f"{what} was called while fit runs, by a callback: its steps would be "
+                "in no count. Make another PrivateModel, whose epsilon adds to this "
+                "one's."
+            )
+
     def _require_one_run(
         self,
         directory: str | None,
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         """Refuses a plan's second run, and what a resumed one could not repeat."""
+        self._require_idle("fit")
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
         ledger = ledger_in(directory, self.plan.fingerprint)
@@ -371,14 +372,16 @@ class PrivateModel(keras.Model):
             fit_inputs.require_watching_callbacks(callbacks)
         self._directory = directory
 
-    def _losses_of(self, batch: Batch, data: dict[str, Any]) -> tf.Tensor:
+    def _losses_of(
+        self, model: keras.Model, batch: Batch, data: dict[str, Any]
+    ) -> tf.Tensor:
         """Returns one loss per row of a batch, packed as `data` is."""
         parts = [batch[f"{i:04d}"] for i in range(len(tf.nest.flatten(data)))]
         packed = tf.nest.pack_sequence_as(data, parts)
-        predictions = self.model(packed["x"], training=True)
-        if self.model.losses:
+        predictions = model(packed["x"], training=True)
+        if model.losses:
             raise validation.InputError(
-                f"the model adds {len(self.model.losses)} losses of its own "
+                f"the model adds {len(model.losses)} losses of its own "
                 "(regularisation), which belong to no row. Remove them."
             )
         losses = self._row_loss(packed["y"], predictions)
@@ -428,11 +431,11 @@ class PrivateModel(keras.Model):
                 "to the end, in the same directory if it was interrupted; or state "
                 "the cost of all by privacy.make_certificate(plan, plan.spec.steps)."
             )
-        if self._weights != self._digest():
+        if (ran := self._ran) is None or not ran.is_of(self.plan, self.model):
             raise validation.InputError(
-                f"the weights of {self.model.name} are others than fit left, which is "
-                "what a certificate covers: they were set or loaded since, or the last "
-                "fit did not end. Ask for the certificate before weights are changed."
+                f"plan or weights of {self.model.name} are others than fit left, which "
+                "is what a certificate covers: they were set or loaded since, or the "
+                "last fit did not end. Ask for it before anything is changed."
             )
         if sensitivity_argument is None:
             if multiplier != 1:
@@ -441,18 +444,18 @@ class PrivateModel(keras.Model):
                     "holds. Give sensitivity_argument."
                 )
             sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
-        trained, engine = self.model.trainable_variables, self.optimizer.engine
+        engine = ran.optimizer.engine
         return make_certificate(
-            self.plan,
+            ran.plan,
             self.steps_executed,
             description=description,
             sensitivity_argument=sensitivity_argument,
             training={
-                "optimizer": type(self.optimizer).__name__,
+                "optimizer": type(ran.optimizer).__name__,
                 "engine": engine,
                 "microbatch_size": self.microbatch_size,
-                "trained_parameters": int(sum(np.prod(v.shape) for v in trained)),
-                "products_of_clipping": precision_in_words(self._jit)
+                "trained_parameters": ran.trained,
+                "products_of_clipping": precision_in_words(ran.jit)
                 if engine == "fast"
                 else "as in tensorflow-privacy",
             },
@@ -472,6 +475,53 @@ def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
         verbose=0,
         return_dict=True,
     )
+
+
+class _Ran:
+    """What a `fit` runs and leaves, whatever is put in its place by a callback.
+
+    Attributes:
+      plan: of the run.
+      model: that is trained.
+      optimizer: that trains it.
+      jit: whether XLA compiles its steps.
+      trained: number of parameters that are trained.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        model: keras.Model,
+        optimizer: LogicalStep,
+        jit: bool,
+    ):
+        self.plan, self.model, self.optimizer, self.jit = plan, model, optimizer, jit
+        self.trained = int(sum(np.prod(v.shape) for v in model.trainable_variables))
+        self._weights = list(model.weights)
+        self._digest = ""
+
+    @contextlib.contextmanager
+    def weights_kept(self, watched: bool) -> Iterator[None]:
+        """Sets weights back that the block changes; it may see private rows."""
+        looks = watched and self.plan.spec.private
+        unchanging = Unchanging(self.optimizer, self._weights, looks)
+        unchanging.mark()
+        try:
+            yield
+        finally:
+            unchanging.restore()
+
+    def end(self) -> None:
+        """Notes the weights as those of the last step."""
+        self._digest = self._of_weights()
+
+    def is_of(self, plan: PrivacyPlan, model: keras.Model) -> bool:
+        """Returns whether plan, model and weights are those that `fit` left."""
+        same = plan is self.plan and model is self.model
+        return same and self._of_weights() == self._digest
+
+    def _of_weights(self) -> str:
+        return fit_inputs.fingerprint([v.numpy() for v in self._weights])
 
 
 class _Epochs:

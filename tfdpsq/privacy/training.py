@@ -152,11 +152,7 @@ def train(
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
-    if groups is not None and not isinstance(groups, Groups):
-        raise validation.InputError(
-            f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
-            "i names the unit that has row i."
-        )
+    groups = _own_groups(groups, hooks_may_write)
     layers, variables = list(layers), list(variables)
     if plan.spec.private and (warning := warning_of_logs()):
         logging.log_first_n(logging.WARNING, "%s", 1, warning)
@@ -203,6 +199,18 @@ def train(
         return Loop(
             plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
         ).run(ends_if_diverged=repeats)
+
+
+def _own_groups(groups: object, copied: bool) -> Groups | None:
+    """Returns the groups; `copied`, as a hook may hold the arrays of those given."""
+    if groups is not None and not isinstance(groups, Groups):
+        raise validation.InputError(
+            f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
+            "i names the unit that has row i."
+        )
+    if groups is None or not copied:
+        return groups
+    return Groups(np.array(groups.rows), np.array(groups.offsets))
 
 
 def _build(
@@ -344,16 +352,19 @@ def _not_trained(layers, restored) -> str:
 def _held(layers, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
     """Returns the variables of layers, each once, without metrics' and those `apart`.
 
-    `layers` may also hold single variables.
+    `layers` may also hold single variables, which count in any case: a loss may read
+    a metric.
     """
     modules = _modules_of(layers)
     metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
-    seen = {id(copy) for variable in apart for copy in _copies(variable)}
-    seen.update(id(variable) for metric in metrics for variable in metric.variables)
+    single = [root for root in layers if not isinstance(root, tf.Module)]
+    named = {id(copy) for variable in single for copy in _copies(variable)}
+    seen = {id(variable) for metric in metrics for variable in metric.variables} - named
+    seen.update(id(copy) for variable in apart for copy in _copies(variable))
     found = []
     for variable in (
         *(variable for module in modules for variable in module.variables),
-        *(root for root in layers if not isinstance(root, tf.Module)),
+        *single,
     ):
         if id(variable) not in seen:
             seen.update(map(id, _copies(variable)))

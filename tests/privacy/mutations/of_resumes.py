@@ -487,8 +487,8 @@ MUTATIONS = (
         "name": "weights_chosen_after_the_last_step",
         "kind": "reads",
         "file": "tfdpsq/privacy/model.py",
-        "old": "        unchanging.restore()\n",
-        "new": "",
+        "old": "            unchanging.restore()\n",
+        "new": "            pass\n",
         "tests": (
             _CALLBACKS + "test_weights_that_a_callback_chooses_are_not_those_certified",
         ),
@@ -529,8 +529,8 @@ MUTATIONS = (
         "name": "largest_values_of_rows_not_tried",
         "kind": "ledger",
         "file": "tfdpsq/privacy/fit_inputs.py",
-        "old": "found |= {int(each.argmin()), int(each.argmax())}",
-        "new": "found |= {int(each.argmin())}",
+        "old": "{int(rows[each.argmin()]), int(rows[each.argmax()])}",
+        "new": "{int(rows[each.argmin()])}",
         "tests": (
             _INPUTS
             + "test_one_row_that_the_loss_refuses_is_found_before_a_step_is_paid",
@@ -550,8 +550,8 @@ MUTATIONS = (
         "name": "certificate_of_weights_that_were_loaded",
         "kind": "certificate",
         "file": "tfdpsq/privacy/model.py",
-        "old": "if self._weights != self._digest():",
-        "new": "if not self._weights:",
+        "old": "return same and self._of_weights() == self._digest",
+        "new": "return same and bool(self._digest)",
         "tests": (
             _CALLBACKS + "test_weights_that_are_loaded_after_fit_have_no_certificate",
         ),
