@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from fitted import NONE, compiled, data, functional, plan_of
 
-from tfdpsq.privacy import PrivateModel, make_optimizer
+from tfdpsq.privacy import Groups, PrivateModel, make_optimizer
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 from tfdpsq.validation import InputError
 
@@ -195,3 +195,143 @@ def test_weights_that_are_loaded_after_fit_have_no_certificate(tmp_path):
     private.load_weights(str(tmp_path / "best.h5"))
     with pytest.raises(InputError, match="are others than fit left"):
         private.certificate("Three numbers from six.")
+
+
+class _Reads(tf.keras.layers.Layer):
+    """Multiplies by what a metric holds, and keeps a mean where it is evaluated."""
+
+    def __init__(self, keeps=False):
+        super().__init__()
+        self.total, self._keeps = tf.keras.metrics.Sum(), keeps
+        self.total.total.assign(1.0)
+
+    def build(self, shape):
+        zeros = {"shape": [3], "initializer": "zeros"}
+        self.kept = self.add_weight(name="kept", trainable=False, **zeros)
+
+    def call(self, inputs, training=None):
+        if self._keeps and not training:
+            self.kept.assign(tf.reduce_mean(inputs, 0))
+        return (inputs + self.kept) * self.total.total
+
+
+def _with(layer):
+    inner = tf.keras.Input([6])
+    return tf.keras.Model(inner, layer(tf.keras.layers.Dense(3)(inner)))
+
+
+def test_what_a_loss_reads_of_a_metric_is_set_by_no_callback():
+    """Of other metrics variables change whenever something is evaluated."""
+    private = compiled(_with(layer := _Reads()), plan_of(), "sgd")
+    with pytest.raises(InputError, match="weights were changed between two steps"):
+        private.fit(*data(), callbacks=[_Sets(layer.total.total)])
+    assert layer.total.total.numpy() == 1.0
+
+
+def test_validation_leaves_nothing_of_its_rows_in_the_model():
+    """No callback is given; what keeps rows in training is refused anyway."""
+    x, y = data()
+    private = compiled(_with(_Reads(keeps=True)), plan_of(), "sgd")
+    with pytest.raises(InputError, match="weights were changed between two steps"):
+        private.fit(x, y, validation_data=(x[:5] + 9, y[:5]), steps_per_epoch=2)
+    assert np.abs(private.model.get_weights()[-1]).max() < 1.0
+
+
+class _Does(tf.keras.callbacks.Callback):
+    """Calls a function of the model after the second step, or at the end."""
+
+    def __init__(self, function, at_the_end=False):
+        super().__init__()
+        self._function, self._at_the_end = function, at_the_end
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and not self._at_the_end:
+            self._function(self.model)
+
+    def on_train_end(self, logs=None):
+        if self._at_the_end:
+            self._function(self.model)
+
+
+def test_the_noise_of_later_steps_is_set_by_no_callback():
+    for change in (
+        lambda private: private.optimizer.reseed(1),
+        lambda private: setattr(private.optimizer, "plan", plan_of(epsilon=20.0)),
+    ):
+        private = compiled(functional(), plan_of(), "sgd")
+        own = _Does(change)
+        with pytest.raises(InputError, match="plan or seeds of the optimizer were set"):
+            private.fit(*data(), callbacks=[own], steps_per_epoch=8)
+        assert private.steps_executed == 2
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_certificate_is_of_what_ran_whatever_stands_in_its_place(at_the_end):
+    for change in (
+        lambda private: setattr(private, "plan", plan_of(epsilon=0.5)),
+        lambda private: setattr(private, "model", functional()),
+        lambda private: private.fit(*data()),
+        *([] if at_the_end else [lambda own: own.compile(own.optimizer, "mse")]),
+    ):
+        private = compiled(functional(), plan_of(), "sgd")
+        own = _Does(change, at_the_end)
+        with pytest.raises(
+            InputError, match="others than fit left|fit runs|already|run 2"
+        ):
+            private.fit(*data(), callbacks=[own], steps_per_epoch=8)
+            private.certificate("Three numbers from six.")
+
+
+def test_layers_that_are_frozen_after_fit_keep_their_certificate():
+    """As they are before something is built on them; their values count."""
+    private = compiled(functional(), plan_of(), "sgd")
+    private.fit(*data())
+    before = private.certificate("Three numbers from six.")
+    private.model.layers[-1].trainable = False
+    assert private.certificate("Three numbers from six.") == before
+    private.model.trainable = False
+    private.model.set_weights([values + 1 for values in private.model.get_weights()])
+    with pytest.raises(InputError, match="are others than fit left"):
+        private.certificate("Three numbers from six.")
+
+
+def test_units_are_those_of_before_whatever_a_callback_makes_of_the_arrays():
+    groups = Groups.of(np.repeat(np.arange(32), 2))
+    plan = plan_of(unit="user", rows_per_unit=2, num_units=32, batch_size=8)
+    private = PrivateModel(functional(), plan, microbatch_size=8)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=NONE)
+    private.compile(make_optimizer(plan, 1e-9, "sgd"), loss)
+
+    def spoil(private):
+        groups.rows[:] = 7
+
+    history = []
+    losses = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: history.append(logs["loss"])
+    )
+    own = [_Does(spoil), losses]
+    private.fit(*data(), groups=groups, callbacks=own, steps_per_epoch=8)
+    assert (groups.rows == 7).all() and len(set(np.round(history[2:], 5))) > 1
+
+
+def test_a_row_that_no_unit_owns_is_not_tried():
+    x, y = data()
+    y[40:] = -1  # of no class
+    groups = Groups(np.arange(32), np.arange(0, 33, 2))
+    plan = plan_of(unit="user", rows_per_unit=2, num_units=16, batch_size=4)
+    compiled(functional(), plan, "sgd").fit(x, y, groups=groups)
+
+
+def test_a_loss_of_rows_that_are_clipped_together_is_traced_on_whole_groups():
+    plan = plan_of(clip_groups=8, max_batch_size=32, sensitivity_multiplier=2.0)
+    together = plan.rows_clipped_together
+    assert together > 1 and 4099 % together
+
+    def loss(y, outputs):
+        of = tf.keras.losses.sparse_categorical_crossentropy(y, outputs, True)
+        return of + 0 * tf.reshape(tf.reshape(of, [-1, together]), [-1])
+
+    private = PrivateModel(functional(), plan, microbatch_size=2 * together)
+    private.compile(make_optimizer(plan, 0.05, "sgd"), loss)
+    private.fit(*data())
+    assert private.steps_executed == 8

@@ -340,6 +340,28 @@ def test_weights_that_a_hook_sets_reach_no_result_and_no_saved_state(tmp_path):
         assert np.abs(last - seen[0]).max() > 1e-3
 
 
+def test_what_preempted_sets_is_set_back():
+    """It is asked after `on_step`, which has seen the loss."""
+    w, losses = tf.Variable(tf.ones(5)), []
+
+    def preempted():
+        w.assign(tf.fill([5], losses[-1]))
+        return False
+
+    with pytest.raises(ValueError, match="weights were changed between two steps"):
+        train(
+            _plan(),
+            lambda batch: tf.linalg.matvec(batch["x"], w),
+            [w],
+            make_optimizer(_plan(), 0.1, "sgd", "dpkeras"),
+            lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+            4,
+            on_step=lambda step, loss: losses.append(loss),
+            preempted=preempted,
+        )
+    assert len(losses) == 1 and np.abs(w.numpy() - losses[0]).max() > 1e-3
+
+
 def test_state_that_only_hooks_read_is_compared(tmp_path):
     """A saved state restores variables that no layer holds and no loss reads."""
     w, own = tf.Variable(tf.ones(5)), tf.Variable(0.0, trainable=False)
