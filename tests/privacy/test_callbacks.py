@@ -282,6 +282,24 @@ def test_a_certificate_is_of_what_ran_whatever_stands_in_its_place(at_the_end):
             private.certificate("Three numbers from six.")
 
 
+class _Holds(tf.keras.layers.Layer):
+    """A layer with texts among its weights, as of a vocabulary."""
+
+    def build(self, shape):
+        self.one = tf.Variable("a text", trainable=False)
+        self.many = tf.Variable(["some", "texts"], trainable=False)
+
+    def call(self, inputs):
+        return inputs
+
+
+def test_weights_that_are_texts_are_kept_and_certified():
+    private = compiled(_with(_Holds()), plan_of(), "sgd")
+    private.fit(*data(), callbacks=[_Does(lambda own: None)])
+    before = private.certificate("Three numbers from six.")
+    assert private.certificate("Three numbers from six.") == before
+
+
 def test_layers_that_are_frozen_after_fit_keep_their_certificate():
     """As they are before something is built on them; their values count."""
     private = compiled(functional(), plan_of(), "sgd")

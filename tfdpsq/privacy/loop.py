@@ -100,14 +100,14 @@ class Unchanging:
 
     def mark(self) -> None:
         """Keeps the variables as they are, before hooks are called."""
-        self._left = [_value_of(variable) for variable in self._variables]
+        self._left = [value_of(variable) for variable in self._variables]
 
     def _changed(self) -> list[int]:
         """Returns places of the variables that are not as they were."""
         return [
             place
             for place, (variable, left) in enumerate(zip(self._variables, self._left))
-            if content(_value_of(variable)) != content(left)
+            if content(value_of(variable)) != content(left)
         ]
 
     def restore(self) -> None:
@@ -157,8 +157,9 @@ class Unchanging:
             )
 
 
-def _value_of(variable: tf.Variable) -> np.ndarray:
-    return tf.convert_to_tensor(variable).numpy()  # also of one on several replicas
+def value_of(variable: tf.Variable) -> np.ndarray:
+    """Returns a variable's value, also of one on several replicas."""
+    return np.asarray(tf.convert_to_tensor(variable).numpy())
 
 
 @dataclasses.dataclass(frozen=True)

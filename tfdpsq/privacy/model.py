@@ -14,6 +14,7 @@ with the model that was wrapped: its weights are trained in place.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,10 +26,11 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
-from tfdpsq.privacy.loop import Unchanging, unquoted_values
+from tfdpsq.privacy.loop import Unchanging, unquoted_values, value_of
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
@@ -521,7 +523,10 @@ class _Ran:
         return same and self._of_weights() == self._digest
 
     def _of_weights(self) -> str:
-        return fit_inputs.fingerprint([v.numpy() for v in self._weights])
+        digest = hashlib.sha256()
+        for variable in self._weights:
+            digest.update(content(value_of(variable)))
+        return digest.hexdigest()
 
 
 class _Epochs:
