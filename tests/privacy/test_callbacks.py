@@ -329,7 +329,9 @@ def test_units_are_those_of_before_whatever_a_callback_makes_of_the_arrays():
     )
     own = [_Does(spoil), losses]
     private.fit(*data(), groups=groups, callbacks=own, steps_per_epoch=8)
-    assert (groups.rows == 7).all() and len(set(np.round(history[2:], 5))) > 1
+    # Keras tells the mean of all steps of an epoch so far.
+    each = np.diff(np.array(history) * np.arange(1, 9))[2:]
+    assert (groups.rows == 7).all() and np.ptp(each) > 1e-3
 
 
 def test_a_row_that_no_unit_owns_is_not_tried():

@@ -42,6 +42,7 @@ FILES = (
     "of_histograms.py",
     "of_choices.py",
     "of_adapters.py",
+    "of_callbacks.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (
