@@ -17,7 +17,7 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, optimizers
 from tfdpsq.run import finetune, grid, overlap, pipeline, train_retriever
-from tfdpsq.run.core import acting, layout, settings
+from tfdpsq.run.core import acting, layout, pipeline_checks, settings
 from tfdpsq.run.training import grid_points, plain_training, training_settings
 from tfdpsq.validation import InputError
 
@@ -156,6 +156,16 @@ def test_steps_that_another_row_decides_are_refused():
         pipeline.require_acting(config)
     config.retriever.steps = 7
     pipeline.require_acting(config)
+
+
+def test_a_job_without_rows_of_rerankers_sets_none_of_their_settings():
+    """As the notebooks run one, stage by stage: `evaluate` would refuse them."""
+    config, one = pipeline.default_config(), pipeline_checks.RERANKED + "_public_only"
+    own = config.evaluate.rerank.to_dict()
+    assert pipeline_checks.reranking_settings(config, "public", []) == own
+    config.fit_rerank = True
+    found = pipeline_checks.reranking_settings(config, "public", [one])
+    assert (found["baseline"], found["fit"]) == (one, "public")
 
 
 def test_settings_of_reranking_are_refused_where_nothing_reranks():

@@ -561,6 +561,7 @@ class Job:
     ) -> None:
         """Measures all rows, and compares all synthetic sets with private queries."""
         searched = [row for row in rows if not row.reranks]
+        ordering = {row.name: str(row.path) for row in rows if row.reranks}
         given = pipeline_checks.adapted_rows(self.config)
         embedded = dict.fromkeys(given, self.config.embeddings)
         paths = {row.name: str(row.path) for row in searched if row.path}
@@ -576,9 +577,9 @@ class Job:
                 "systems": {systems.BM25: systems.BM25, **paths},
                 "indexes": embedded,
                 "query_embeddings": embedded,
-                "rerankers": {row.name: str(row.path) for row in rows if row.reranks},
+                "rerankers": ordering,
                 "rerank": pipeline_checks.reranking_settings(
-                    self.config, self.public_pairs
+                    self.config, self.public_pairs, ordering
                 ),
                 "synthetic": {
                     layout.epsilon_row(epsilon): str(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -214,13 +214,14 @@ def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def reranking_settings(
-    config: ml_collections.ConfigDict, public_pairs: str
+    config: ml_collections.ConfigDict, public_pairs: str, names: Collection[str]
 ) -> dict[str, Any]:
     """Returns the settings of reranking: what generators were trained with.
 
-    `public_pairs` is the set that a weight is fitted on, if it is.
+    `public_pairs` is the set that a weight is fitted on, if it is; `names` are the rows
+    that are measured.
     """
-    own, names = config.evaluate.rerank.to_dict(), rerankers_of(config)
+    own = config.evaluate.rerank.to_dict()
     if not names:
         return own
     for name in ("prompt", "document_length", "query_length"):
