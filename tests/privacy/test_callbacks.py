@@ -158,7 +158,7 @@ def test_a_rate_in_a_variable_is_set_by_no_callback(tmp_path, kept, optimizer):
 @pytest.mark.parametrize("when", ["last step", "end", "next step"])
 @pytest.mark.parametrize("kept", [True, False], ids=["directory", "none"])
 def test_weights_of_a_callback_that_raises_stay_in_no_model(tmp_path, kept, when):
-    """Who catches its error has the steps' own weights, and no certificate."""
+    """The caller that catches its error has the steps' own weights, uncertified."""
 
     class Raises(tf.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -185,7 +185,7 @@ def test_weights_of_a_callback_that_raises_stay_in_no_model(tmp_path, kept, when
 
 
 def test_weights_that_are_loaded_after_fit_have_no_certificate(tmp_path):
-    """As those of the epoch with the best loss, which a callback has saved."""
+    """A callback has saved those of the epoch with the worst loss."""
     private = compiled(functional(), plan_of(), "sgd")
     keep = tf.keras.callbacks.ModelCheckpoint(
         str(tmp_path / "best.h5"), monitor="loss", save_best_only=True, mode="max"
@@ -221,7 +221,7 @@ def _with(layer):
 
 
 def test_what_a_loss_reads_of_a_metric_is_set_by_no_callback():
-    """Of other metrics variables change whenever something is evaluated."""
+    """Variables of other metrics change whenever something is evaluated."""
     private = compiled(_with(layer := _Reads()), plan_of(), "sgd")
     with pytest.raises(InputError, match="weights were changed between two steps"):
         private.fit(*data(), callbacks=[_Sets(layer.total.total)])
@@ -301,7 +301,7 @@ def test_weights_that_are_texts_are_kept_and_certified():
 
 
 def test_layers_that_are_frozen_after_fit_keep_their_certificate():
-    """As they are before something is built on them; their values count."""
+    """Layers are frozen to build on them; only their values count."""
     private = compiled(functional(), plan_of(), "sgd")
     private.fit(*data())
     before = private.certificate("Three numbers from six.")

@@ -159,7 +159,7 @@ def test_steps_that_another_row_decides_are_refused():
 
 
 def test_a_job_without_rows_of_rerankers_sets_none_of_their_settings():
-    """As the notebooks run one, stage by stage: `evaluate` would refuse them."""
+    """The notebooks run such a job, and `evaluate` would refuse the settings."""
     config, one = pipeline.default_config(), pipeline_checks.RERANKED + "_public_only"
     own = config.evaluate.rerank.to_dict()
     assert pipeline_checks.reranking_settings(config, "public", []) == own

@@ -153,7 +153,7 @@ class Unchanging:
         if self._changed():
             raise validation.InputError(
                 "weights were changed between two steps, by on_step, before_call or a "
-                f"callback, {_CHANGED} Let it only look."
+                f"callback, {_CHANGED} Remove what sets them."
             )
 
 
@@ -274,9 +274,13 @@ class Loop:
         self.unchanging.mark()
         try:
             stop = bool(hooks()) and may_end
-            if not stop and done < self.plan.spec.steps:
+            last = stop or done == self.plan.spec.steps
+            if not last:
                 self.unchanging.require_same(done)
-        finally:  # also where one raises, or was refused
+        except BaseException:  # of a hook, or because one was refused
+            self.unchanging.restore()
+            raise
+        if last:
             self.unchanging.restore()
         return stop
 

@@ -93,8 +93,8 @@ class PrivateModel(keras.Model):
         self.steps_executed = 0
         self._directory: str | None = None
         self._ledger_head: str | None = None
-        self._running: _Ran | None = None
-        self._ran: _Ran | None = None
+        self._is_running = False
+        self._ran: _FitRecord | None = None
         self.reads = private_reads.PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -273,12 +273,12 @@ class PrivateModel(keras.Model):
         empty = tf.nest.map_structure(fit_inputs.blank_row, data)
         together, loss = self.plan.rows_clipped_together, self._row_loss
         fit_inputs.try_model(self.model, empty["x"], empty["y"], loss, together)
-        ran = _Ran(self.plan, self.model, self.optimizer, self._jit)
+        ran = _FitRecord(self.plan, self.model, self.optimizer, self._jit)
         if validation_data is not None:
             with ran.weights_kept(watched):
                 self._try_validation(validation_data)
         self.stop_training = False
-        self._running = ran
+        self._is_running = True
         try:
             watch.on_train_begin()
             self.steps_executed = train(
@@ -304,7 +304,7 @@ class PrivateModel(keras.Model):
                 pause_every=per_epoch,
             )
         finally:  # also of a run that was interrupted, or has diverged
-            self._running = None
+            self._is_running = False
             self._count(directory, epoch)
         with ran.weights_kept(watched):
             watch.on_train_end()
@@ -344,7 +344,7 @@ class PrivateModel(keras.Model):
 
     def _require_idle(self, what: str) -> None:
         """Refuses what a callback must not call, while `fit` runs."""
-        if self._running is not None:
+        if self._is_running:
             raise validation.InputError(
                 f"{what} was called while fit runs, by a callback: its steps would be "
                 "in no count. Make another PrivateModel, whose epsilon adds to this "
@@ -479,8 +479,8 @@ def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
     )
 
 
-class _Ran:
-    """What a `fit` runs and leaves, whatever is put in its place by a callback.
+class _FitRecord:
+    """A record of what `fit` runs and leaves, which no callback can exchange.
 
     Attributes:
       plan: of the run.

@@ -140,7 +140,7 @@ MUTATIONS = (
         "a_job_s_limit_without_its_adapters",
         "composition",
         _JOB,
-        "        plans[ADAPTER, epsilon] = _adapter_plan(config, epsilon)\n",
+        "        plans[name] = _adapter_plan(config, epsilon)\n",
         "        pass\n",
         _IN_A_JOB,
         "a job begins that its budget does not suffice for",

@@ -39,8 +39,8 @@ MUTATIONS = (
         "name": "weights_of_the_last_step_as_a_hook_left_them",
         "kind": "reads",
         "file": "tfdpsq/privacy/loop.py",
-        "old": "            self.unchanging.restore()\n",
-        "new": "            pass\n",
+        "old": "        if last:\n            self.unchanging.restore()\n",
+        "new": "",
         "tests": (
             _PAID + "test_weights_that_a_hook_sets_reach_no_result_and_no_saved_state",
         ),

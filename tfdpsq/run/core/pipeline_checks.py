@@ -442,8 +442,7 @@ def plans_of(
     config: ml_collections.ConfigDict,
 ) -> dict[str, privacy.PrivacyPlan]:
     """Returns the plans of all runs that a job releases, by the names of outputs."""
-    own = config.finetune
-    plans: dict[tuple[str, float], privacy.PrivacyPlan] = {}
+    own, plans = config.finetune, {}
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.units_of(source, own.unit, own.user_field)
     if config.histogram_epsilon:
@@ -451,22 +450,19 @@ def plans_of(
     else:
         for epsilon in filter(math.isfinite, config.epsilons):
             spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-            plans["generator", epsilon] = privacy.make_plan(spec)
+            name = f"generator_{layout.epsilon_name(epsilon)}"
+            plans[name] = privacy.make_plan(spec)
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.Units(source.count, None, True)
     for epsilon in filter(math.isfinite, config.direct_epsilons):
-        plans["retriever_direct", epsilon] = direct_training.make_plan(
-            _direct_stage(config, epsilon), units
-        )
+        name = f"retriever_direct_{layout.epsilon_row(epsilon)}"
+        stage = _direct_stage(config, epsilon)
+        plans[name] = direct_training.make_plan(stage, units)
     for epsilon in filter(math.isfinite, config.adapter_epsilons):
-        plans[ADAPTER, epsilon] = _adapter_plan(config, epsilon)
-    rows = ("retriever_direct", ADAPTER)
-    names = {True: layout.epsilon_row, False: layout.epsilon_name}
-    return {
-        f"{output}_{names[output in rows](epsilon)}": plan
-        for (output, epsilon), plan in plans.items()
-    }
+        name = f"{ADAPTER}_{layout.epsilon_row(epsilon)}"
+        plans[name] = _adapter_plan(config, epsilon)
+    return plans
 
 
 def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -483,7 +479,7 @@ def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigD
 
 def _with_histogram(
     config: ml_collections.ConfigDict, units: private_training.Units
-) -> dict[tuple[str, float], privacy.PrivacyPlan]:
+) -> dict[str, privacy.PrivacyPlan]:
     """Returns the plans of the histogram and of all generators that count it.
 
     Raises:
@@ -493,10 +489,11 @@ def _with_histogram(
     with _of_stage("histogram"):
         counting = privacy.make_plan(private_training.counting_spec(stage, units))
     earlier = {"the histogram": budget.planned_release({"histogram": counting}, "")}
-    plans = {("histogram", float(stage.epsilon)): counting}
+    plans = {f"histogram_{layout.epsilon_name(stage.epsilon)}": counting}
     for epsilon in filter(math.isfinite, config.epsilons):
         spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-        plans["generator", epsilon] = budget.plan_within(spec, earlier)
+        name = f"generator_{layout.epsilon_name(epsilon)}"
+        plans[name] = budget.plan_within(spec, earlier)
     return plans
 
 

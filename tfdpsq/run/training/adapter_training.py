@@ -1,4 +1,4 @@
-"""What a map of query embeddings is trained by, for its stage and for a whole job."""
+"""Rate, steps and privacy spec of an adapter, for its stage and for a whole job."""
 
 from __future__ import annotations
 
