@@ -127,13 +127,15 @@ def test_a_falling_rate_goes_less_far(base):
     start = _encoder_weights(_train(base, "start", steps=0)[0])[0]
     moved = {}
     for schedule in ("constant", "cosine"):
-        options = {"schedule": schedule, "steps": 20, "learning_rate": 1e-3}
+        # So low a rate that both see nearly the same gradients.
+        options = {"schedule": schedule, "steps": 20, "learning_rate": 1e-5}
         weights = _encoder_weights(_train(base, f"by_{schedule}", **options)[0])[0]
         moved[schedule] = sum(
             float(np.sum((one - other) ** 2)) for one, other in zip(weights, start)
         )
-    # 2 steps rise, 18 fall: about half as far in all.
-    assert 0.1 < (moved["cosine"] / moved["constant"]) ** 0.5 < 0.75
+    # Rates of a cosine are on average 1/2 of the highest where steps agree; their root
+    # mean square, .61 of it, counts where steps are independent.
+    assert 0.45 < (moved["cosine"] / moved["constant"]) ** 0.5 < 0.7
 
 
 def test_a_preset_is_a_place_to_start_from(base, monkeypatch):
