@@ -112,6 +112,7 @@ def test_logits_that_are_no_numbers_do_not_run_forever():
         (dict(top_p=1.5), "top_p is 1.5"),
         (dict(top_k=0), "top_k is 0"),
         (dict(temperature=-1.0), "temperature is -1.0"),
+        (dict(temperature=1e-9), "temperature is 1e-09"),
     ],
 )
 def test_settings_out_of_range_are_refused(bad, message):

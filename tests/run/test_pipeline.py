@@ -20,7 +20,7 @@ from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import pipeline_checks, releases, sources, workdir
+from tfdpsq.run.core import pipeline_data, releases, sources, workdir
 from tfdpsq.validation import InputError
 
 
@@ -430,9 +430,9 @@ def test_a_weight_that_nothing_can_be_fitted_on_ends_before_training(tmp_path):
     rows = (SyntheticQuery(f"genQ{n}", "no such", f"d{n}", "x", 0) for n in (0, 1))
     write_synthetic(tmp_path / "public", rows, {}, None)
     with pytest.raises(InputError, match="fit_rerank is True, but none of the 2 quer"):
-        pipeline_checks.check_fit(config, str(tmp_path / "public"))
+        pipeline_data.check_fit(config, str(tmp_path / "public"))
     config.fit_rerank = False
-    pipeline_checks.check_fit(config, str(tmp_path / "public"))
+    pipeline_data.check_fit(config, str(tmp_path / "public"))
 
 
 def test_an_unwritable_workdir_is_named(tmp_path):

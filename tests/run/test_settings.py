@@ -79,6 +79,8 @@ def _allowed(declared, value):
         return whole and (off or declared.low <= value <= declared.high)
     if value == math.inf:
         return declared.infinite or declared.high == math.inf
+    if declared.zero and value == 0:
+        return True
     if value != value or not declared.low <= value <= declared.high:
         return False
     at_low = declared.low_open and value == declared.low

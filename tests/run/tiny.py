@@ -133,6 +133,7 @@ def tiny_config(data, embedded=None):
         config.embeddings, config.adapter_epsilons = str(embedded), (math.inf, 8.0, 0.5)
         config.adapter.update(encoder_is_public=True, n_is_public=True)
         config.adapter.update(accountant="rdp", steps=3)
+        config.fit_rerank = True  # on queries that have no embeddings
     return config
 
 

@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tfdpsq import validation
 
+# Logits divided by less could exceed float32.
+LEAST_TEMPERATURE = 1e-3
 # Sums over tokens are taken within blocks of these many, and then over the blocks.
 _BLOCK = 128
 # The part of the distribution beyond the nucleus shrinks by a uniform factor a draw:
@@ -31,7 +33,8 @@ class SamplingConfig:
     """Settings of token sampling.
 
     Attributes:
-      temperature: divides the logits; 0 is greedy decoding.
+      temperature: divides the logits; 0 is greedy decoding, and other values are at
+        least LEAST_TEMPERATURE.
       top_k: keep the k most probable tokens; `None` keeps all.
       top_p: keep the smallest set of most probable tokens whose probabilities
         reach p (nucleus sampling, Holtzman et al. 2020); 1 keeps all. The paper
@@ -47,7 +50,10 @@ class SamplingConfig:
 
     def __post_init__(self):
         """Checks every value."""
-        validation.in_range("temperature", self.temperature, 0.0, float("inf"))
+        if self.temperature != 0:
+            validation.in_range(
+                "temperature", self.temperature, LEAST_TEMPERATURE, float("inf")
+            )
         if self.top_k is not None:
             validation.positive_integer("top_k", self.top_k)
         validation.in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)

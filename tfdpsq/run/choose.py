@@ -51,6 +51,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     synthesize,
 )
+from tfdpsq.generator.sampling import LEAST_TEMPERATURE
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
@@ -83,7 +84,7 @@ SETTINGS: settings.Declaration = {
     "variants": settings.Checked({"all": {}}, grid_points.check_variants),
     "axes": settings.Checked((("learning_rate", (1e-3,)),), grid_points.check_axes),
     "synthesize": {
-        "temperature": settings.Number(1.0, 0, 1e6),
+        "temperature": settings.Number(1.0, LEAST_TEMPERATURE, 1e6, zero=True),
         "top_k": settings.Integer(0, 0),
         "top_p": settings.Number(0.8, 0, 1, low_open=True),
         "batch_size": settings.Integer(64),

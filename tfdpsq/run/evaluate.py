@@ -193,6 +193,12 @@ def _check(config: ml_collections.ConfigDict) -> None:
                 f"{setting} is {name!r}, which is none of the systems "
                 f"{', '.join(sorted(config.systems))}. Name one of them, or none."
             )
+    for of, name in config.baselines.items():
+        if of == name:
+            raise validation.InputError(
+                f"baselines.{of} is {name!r}: a system is not compared with itself. "
+                "Name another, or leave it out."
+            )
     adapted.check(config)
     hybrid.check(config)
     reranking.check(config)

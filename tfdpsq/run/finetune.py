@@ -18,6 +18,7 @@ from typing import Any
 
 import ml_collections
 import numpy as np
+import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer
@@ -163,6 +164,19 @@ def run(
     private_training.close_run(context.run_dir, directory)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
+
+
+def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> None:
+    """Builds the generator to start from, and drops it: a job pays for others first.
+
+    Raises:
+      InputError: settings that do not fit each other, the weights or the vocabulary.
+    """
+    config = config.copy_and_resolve_references()
+    config.vocabulary, config.init = vocabulary, init
+    model = starting_model.load_generator(config, Tokenizer(vocabulary))
+    acting.require_shape(config, SETTINGS["t5"], model.config)
+    tf.keras.backend.clear_session()
 
 
 def _make(

@@ -52,6 +52,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     pipeline_checks,
+    pipeline_data,
     releases,
     settings,
     sources,
@@ -124,10 +125,13 @@ SETTINGS: settings.Declaration = {
     "audit": audit.SETTINGS,
 }
 
+_IS_PUBLIC = "encoder_is_public"
+_OF_ADAPTERS = [name for name, _ in acting.defaults(train_adapter.SETTINGS)]
+_OF_ADAPTERS.remove(_IS_PUBLIC)
 ACTING = (
     acting.Only("histogram.*", "histogram_epsilon"),
-    acting.Only("adapter_epsilons", "embeddings"),
-    acting.Only("adapter.* mine.*", "adapter_epsilons"),
+    acting.Only(f"adapter_epsilons adapter.{_IS_PUBLIC}", "embeddings"),
+    acting.Only(" adapter.".join(("mine.*", *_OF_ADAPTERS)), "adapter_epsilons"),
 )
 _STAGES = {
     "log": import_log,
@@ -170,15 +174,13 @@ def default_config() -> ml_collections.ConfigDict:
 
     `data` is "pydocs", a BEIR directory, or a log, which is imported first, by the
     settings `log`. `init` is the public T5 that generators and retrievers start from: a
-    directory, a preset's name, or "" for random weights. With `pretrain.steps` it is
-    first trained on the documents. `retriever_init` is another one for retrievers, with
-    the same vocabulary. `epsilons` are the generator's (a row of the table each),
-    `direct_epsilons` those of the retriever trained on private pairs directly, by
-    `direct.method`. The job refuses `strict`, because its measurements read private
-    queries. `seed` is that of every stage before the evaluation; the noise is random in
-    any case. For each of `audit_epsilons` another generator is trained, on pairs with
-    canaries, and audited, for `finetune.unit`. The pipeline fills in paths, ε and seed
-    inside the stages' own settings.
+    directory, a preset's name, or "" for random weights; `pretrain.steps` train it on
+    the documents first. `retriever_init` is another one for retrievers, with the same
+    vocabulary. `epsilons` are the generator's (a row of the table each),
+    `direct_epsilons` the retriever's on private pairs, by `direct.method`. For each of
+    `audit_epsilons` another generator is trained on pairs with canaries, and audited,
+    for `finetune.unit`. Measuring reads private queries, so `strict` is refused. `seed`
+    is that of every stage before the evaluation, never of noise.
     """
     return settings.default_config(SETTINGS)
 
@@ -217,9 +219,7 @@ def run(
         sets=sets,
         seconds=job.seconds,
         peak_memory_gib=max(job.stages.peak_memory_gib, workdir.peak_memory_gib()),
-        command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
-        + " "
-        + " ".join(map(shlex.quote, sys.argv[1:])),
+        command=shlex.join(["python", "-m", "tfdpsq.run.pipeline", *sys.argv[1:]]),
     )
     page.write_results(directory / "results.json", content)
     page.write_report(directory / "report.html", content)
@@ -249,10 +249,8 @@ def open_job(
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
     given, config = config, _with_pairs(config, directory)
-    beir = sources.open_beir(config.data)
-    beir.validate(pipeline_checks.splits_of(config, beir))
-    pipeline_checks.check_sizes(config, len(beir.pairs("train")))
-    pipeline_checks.check_data(config)
+    beir = pipeline_data.validated(config)
+    pipeline_data.check_data(config)
     if config.audit_epsilons:
         own = config.audit
         audit.check_guesses(own.guesses, config.canaries.coins)
@@ -263,7 +261,7 @@ def open_job(
         canaries.make_canaries(beir, config.canaries, np.random.default_rng())
     if spending.is_limited():
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
-        plans = pipeline_checks.plans_of(config).items()
+        plans = pipeline_data.plans_of(config).items()
         spending.require_job_within(
             {name: plan for name, plan in plans if not (made / name).exists()}
         )
@@ -370,11 +368,12 @@ class Job:
             settings = {**data, "init": init, "vocabulary": self.vocabulary}
             stage = (pretrain, self.config.pretrain)
             self.start = str(self._run(stage, "public_model", True, settings))
-        # Before any budget is spent on generators.
-        pipeline_checks.check_fit(self.config, self.public_pairs)
+        pipeline_data.check_prepared(self.config, self.public_pairs, self.private)
         theirs = self.config.retriever_init
-        pipeline_checks.require_one_vocabulary(theirs, self.vocabulary)
+        pipeline_data.require_one_vocabulary(theirs, self.vocabulary)
         if not (self.release / "retriever_untrained").exists():
+            with pipeline_checks.of_stage("finetune"):
+                finetune.try_model(self.config.finetune, self.vocabulary, self.start)
             for stage in (self.config.retriever, self.config.direct):
                 devices = train_retriever.usable(stage, self._devices)
                 train_retriever.try_model(
@@ -405,7 +404,7 @@ class Job:
         """
         self.histogram = ""
         if self.config.histogram_epsilon:
-            own = pipeline_checks.histogram_stage(self.config)
+            own = pipeline_data.histogram_stage(self.config)
             name = f"histogram_{layout.epsilon_name(own.epsilon)}"
             self.histogram = str(self._run((histogram, own), name, True, {}))
         return {

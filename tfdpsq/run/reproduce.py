@@ -53,6 +53,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     pipeline_checks,
+    pipeline_data,
     releases,
     settings,
     sources,
@@ -220,10 +221,8 @@ def check(
         stage = _zero_shot_stage(config, sets, {"row": "row"}, vocabulary)
         zero_shot.check_settings(stage)
         parts, _ = benchmark_sets.locate(stage)
-    beir = sources.open_beir(data)
-    beir.validate(pipeline_checks.splits_of(job, beir))
-    pipeline_checks.check_sizes(job, len(beir.pairs("train")))
-    pipeline_checks.check_data(job)
+    beir = pipeline_data.validated(job)
+    pipeline_data.check_data(job)
     if "canaries" in of_measure:
         _check_canaries(job, _of_audit(config), beir, vocabulary)
     if "zero_shot" in of_measure and fresh:

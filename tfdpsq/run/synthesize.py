@@ -42,6 +42,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
+from tfdpsq.generator.sampling import LEAST_TEMPERATURE
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
     acting,
@@ -90,7 +91,7 @@ SETTINGS: settings.Declaration = {
     "samples_per_document": settings.Integer(1, 1, 1000000),
     **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
-    "temperature": settings.Number(1.0, 0, 1e6),
+    "temperature": settings.Number(1.0, LEAST_TEMPERATURE, 1e6, zero=True),
     "top_k": settings.Integer(0, 0),
     "top_p": settings.Number(0.8, 0, 1, low_open=True),
     "batch_size": settings.Integer(64),

@@ -237,7 +237,7 @@ def _trained(
     ) as progress:
         progress.epsilon = plan.epsilon_so_far
         return private_training.train(
-            strategy.DEFAULT,
+            strategy.this_one(),
             model,
             plan,
             lambda batch: loss(batch["documents"], model(batch["query"])),
@@ -281,6 +281,10 @@ def _drawn(
     places = random.choice(size, min(config.negatives, size), replace=False)
     vectors = documents.index.take(np.sort(places))
     vectors = vectors[vectors.any(axis=1)]
+    if not np.isfinite(vectors).all():
+        raise validation.DataError(
+            documents.path, "documents hold NaN or infinity", "Embed them again."
+        )
     if not len(vectors):
         raise validation.InputError(
             f"documents is {documents.path}, of which {len(places)} were drawn, and "

@@ -43,6 +43,7 @@ FILES = (
     "of_choices.py",
     "of_adapters.py",
     "of_callbacks.py",
+    "of_jobs.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

@@ -2,7 +2,8 @@
 
 _STAGE = "tfdpsq/run/train_adapter.py"
 _TRAINING = "tfdpsq/run/training/adapter_training.py"
-_JOB = "tfdpsq/run/core/pipeline_checks.py"
+_JOB = "tfdpsq/run/core/pipeline_data.py"
+_SETTINGS = "tfdpsq/run/core/pipeline_checks.py"
 _GIVEN = "tfdpsq/run/passes/given_embeddings.py"
 _MODULE = "tests/run/test_train_adapter.py::"
 _UNIT = _MODULE + "test_one_unit_moves_the_step_by_the_clip_norm"
@@ -148,8 +149,8 @@ MUTATIONS = (
     (
         "a_job_takes_any_encoder_for_public",
         "reads",
-        _JOB,
-        "public = config.adapter.encoder_is_public or not config.adapter_epsilons",
+        _SETTINGS,
+        "public = config.adapter.encoder_is_public",
         "public = True",
         _IN_A_JOB,
         "generators are paid for before the stage asks for the declaration",

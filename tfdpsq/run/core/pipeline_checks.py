@@ -1,8 +1,9 @@
-"""Checks of a whole job, before its first stage.
+"""Checks of a whole job's settings, before its first stage.
 
 A stage refuses its own settings before it spends anything, but the stages before it
 have been paid for by then, and a workdir takes no other config: what is corrected is
-paid for again. So all that depends on the settings and the data alone is refused here.
+paid for again. So all that depends on the settings alone is refused here, and all that
+depends on the data, too, in `pipeline_data`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,12 @@ from typing import Any
 
 import ml_collections
 
-from tfdpsq import privacy, validation
-from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.evaluation.ranking.bm25 import words
+from tfdpsq import validation
 from tfdpsq.generator import checkpoints
-from tfdpsq.privacy.proof import budget
 from tfdpsq.run.core import acting, layout, sources
 from tfdpsq.run.passes import given_embeddings
-from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import adapted, hybrid, reranking, systems
-from tfdpsq.run.training import (
-    adapter_training,
-    direct_training,
-    private_training,
-    training_settings,
-)
+from tfdpsq.run.training import private_training, training_settings
 
 # In names of a job's rows.
 RERANKED, PUBLIC_ONLY, ENCODER, ADAPTER = (
@@ -70,21 +62,28 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         )
     _check_retrievers(config)
     for name in ("finetune", "retriever"):
-        with _of_stage(name):
+        with of_stage(name):
             private_training.check_steps(config[name], trains=name == "finetune")
+    _check_whole_users(config)
     if config.audit_epsilons:
         _check_audit(config)
     if config.embeddings:
-        _open_embeddings(config)
+        open_embeddings(config)
     if config.adapter_epsilons:
         _check_adapter(config)
-    with _of_stage("evaluate"):
+    with of_stage("evaluate"):
         own = _with_rows(config)
         systems.check_search(own.systems, own.k, layout.METRICS)
         hybrid.check(own)
         hybrid.inputs(own.fusion)
         reranking.check(own)
         adapted.check(own)
+    if config.fit_rerank and own.rerank.base in own.query_embeddings:
+        raise validation.InputError(
+            f"fit_rerank is True and evaluate.rerank.base {own.rerank.base!r}: queries "
+            "to fit a weight on have no embeddings. Set fit_rerank to False, or the "
+            "other to 'bm25'."
+        )
     if own.rerankers and config.init and not config.pretrain.steps:
         # It orders documents itself, with the prompt that generators are trained with.
         sources.require_prompt(
@@ -143,9 +142,10 @@ def require_acting(
         )
     for name, own in rules.items():
         stage = config[name].copy_and_resolve_references()
-        acting.require_unfilled(
-            stage, declaration[name], filled[name].split(), name, "this job"
-        )
+        given = filled[name].split()
+        if "private_directory" in declaration[name]:  # all stages share the job's
+            given.append("private_directory")
+        acting.require_unfilled(stage, declaration[name], given, name, "this job")
         with stage.unlocked():  # as the stage will see it
             if "init" in stage:
                 pretrained = config.pretrain.steps and name != "pretrain"
@@ -154,6 +154,8 @@ def require_acting(
                 stage.rerankers = dict.fromkeys(rerankers, "of the job")
                 if config.fit_rerank:
                     stage.rerank.fit = "of the job"
+            if name == "histogram":
+                stage.unit = config.finetune.unit
             if name == "adapter" and mines(config):
                 stage.hard_negatives.run = "of the job"
         acting.require_acting(stage, declaration[name], own, name)
@@ -248,27 +250,13 @@ def _check_adapter(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def _open_embeddings(
+def open_embeddings(
     config: ml_collections.ConfigDict,
 ) -> tuple[given_embeddings.Embeddings, given_embeddings.Embeddings]:
     """Opens the embeddings of a job, unread."""
-    # Without an adapter all that is made of them is measured, and stays private.
-    public = config.adapter.encoder_is_public or not config.adapter_epsilons
-    with _of_embeddings(config):
+    public = config.adapter.encoder_is_public
+    with of_embeddings(config):
         return given_embeddings.open_both(config.embeddings, config.embeddings, public)
-
-
-@contextlib.contextmanager
-def _of_embeddings(config: ml_collections.ConfigDict) -> Iterator[None]:
-    """Names the setting in the errors that the block raises about embeddings."""
-    try:
-        yield
-    except validation.DataError:
-        raise
-    except validation.InputError as error:
-        raise validation.InputError(
-            f"in embeddings, of the pairs in {config.data}: {error}"
-        ) from error
 
 
 def _check_epsilons(name: str, values: Sequence[float]) -> None:
@@ -313,6 +301,22 @@ def _check_retrievers(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def _check_whole_users(config: ml_collections.ConfigDict) -> None:
+    """Refuses microbatches that would part the rows of a user, clipped together."""
+    users = {
+        "finetune": config.finetune.unit,
+        "histogram": config.histogram_epsilon and config.finetune.unit,
+        "adapter": config.adapter_epsilons and config.adapter.unit,
+    }
+    for name, unit in users.items():
+        size, rows = config[name].microbatch_size, config[name].rows_per_unit
+        if unit == "user" and size % rows:
+            raise validation.InputError(
+                f"{name}.microbatch_size is {size}, which parts the {rows} rows of a "
+                f"user ({name}.rows_per_unit). Make it a multiple of them."
+            )
+
+
 def _check_audit(config: ml_collections.ConfigDict) -> None:
     """Refuses settings of the audit that do not fit those of its training."""
     for path in config.audit.references:
@@ -330,185 +334,8 @@ def _check_audit(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def splits_of(
-    config: ml_collections.ConfigDict, beir: BeirDirectory
-) -> tuple[str, ...]:
-    """Returns the splits that a job reads, each once.
-
-    Raises:
-      InputError: the data lack one; names the setting.
-    """
-    named = {
-        f"{stage}.split": config[stage].split
-        for stage in ("finetune", "retriever", "direct", "evaluate")
-    }
-    for number, split in enumerate(config.prepare.splits):
-        named[f"prepare.splits[{number}]"] = split
-    # Examples of a report are of this split, with and without a generator.
-    named["evaluate.similarity_split"] = config.evaluate.similarity_split
-    if config.epsilons:
-        own = config.evaluate.similarity
-        named["evaluate.similarity.training_split"] = own.training_split
-    for name, split in named.items():
-        validation.one_of(name, split, beir.splits())
-    return tuple(dict.fromkeys(named.values()))
-
-
-def check_data(config: ml_collections.ConfigDict) -> None:
-    """Refuses plans that do not fit the pairs, and a featurizer that is not there.
-
-    Raises:
-      InputError: names the setting.
-    """
-    similarity.check_models(config.evaluate.similarity)
-    documents = sources.open_beir(config.data).documents()
-    if not any(words(document.content) for document in documents):
-        raise validation.InputError(
-            f"data is {config.data}, no document of which has a word of two letters or "
-            "digits, as BM25 counts them, and this job compares its rows with BM25. "
-            "Write words apart, with spaces."
-        )
-    own = config.finetune
-    source = sources.load_source(config.data, own.split, own.unit)
-    with _of_stage("finetune"):
-        units = private_training.units_of(source, own.unit, own.user_field)
-        for epsilon in {*config.epsilons, *config.audit_epsilons}:
-            private_training.spec_of(own, units, epsilon=float(epsilon))
-        if config.histogram_epsilon:
-            _with_histogram(config, units)
-    if config.audit_epsilons and not config.finetune.n_is_public:
-        made = config.canaries
-        added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
-        with _of_stage("finetune"):
-            private_training.declared_n(
-                units.count + added, own.n_is_public, own.n_bound, own.unit
-            )
-    own = config.direct
-    source = sources.load_source(config.data, own.split, own.unit)
-    for epsilon in config.direct_epsilons:
-        with _of_stage("direct"):
-            units = private_training.Units(source.count, None, True)
-            direct_training.make_plan(_direct_stage(config, epsilon), units)
-    if config.embeddings:
-        _check_embeddings(config)
-
-
-def _check_embeddings(config: ml_collections.ConfigDict) -> None:
-    """Refuses embeddings that lack a text, and plans that do not fit the pairs."""
-    beir, own = sources.open_beir(config.data), config.adapter
-    documents, queries = (each.places() for each in _open_embeddings(config))
-    with _of_embeddings(config):
-        documents.require_all(beir.documents(), config.data)
-        queries.of(beir.qrels(config.evaluate.split))
-        if config.adapter_epsilons:
-            pairs = sources.load_source(config.data, own.split).read()
-            queries.of(pair.query_id for pair in pairs)
-    for epsilon in config.adapter_epsilons:
-        with _of_stage("adapter"):
-            _adapter_plan(config, epsilon)
-
-
-def _adapter_plan(
-    config: ml_collections.ConfigDict, epsilon: float
-) -> privacy.PrivacyPlan:
-    """Returns the plan of an adapter, as its stage makes it."""
-    own = config.adapter.copy_and_resolve_references()
-    own.epsilon = epsilon
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.units_of(source, own.unit, own.user_field)
-    return privacy.make_plan(
-        adapter_training.spec_of(adapter_training.resolved(own), units)
-    )
-
-
-def check_fit(config: ml_collections.ConfigDict, public_pairs: str) -> None:
-    """Refuses public pairs that no weight of reranking can be fitted on.
-
-    Raises:
-      InputError: for none of them BM25 finds its document.
-    """
-    if not config.fit_rerank:
-        return
-    corpus = sources.open_beir(config.data)
-    try:
-        reranking.require_fits(config.evaluate.rerank, public_pairs, corpus)
-    except validation.InputError as error:
-        raise validation.InputError(
-            f"fit_rerank is True, but {error} For this job: set fit_rerank to False."
-        ) from error
-
-
-def plans_of(
-    config: ml_collections.ConfigDict,
-) -> dict[str, privacy.PrivacyPlan]:
-    """Returns the plans of all runs that a job releases, by the names of outputs."""
-    own, plans = config.finetune, {}
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.units_of(source, own.unit, own.user_field)
-    if config.histogram_epsilon:
-        plans.update(_with_histogram(config, units))
-    else:
-        for epsilon in filter(math.isfinite, config.epsilons):
-            spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-            name = f"generator_{layout.epsilon_name(epsilon)}"
-            plans[name] = privacy.make_plan(spec)
-    own = config.direct
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.Units(source.count, None, True)
-    for epsilon in filter(math.isfinite, config.direct_epsilons):
-        name = f"retriever_direct_{layout.epsilon_row(epsilon)}"
-        stage = _direct_stage(config, epsilon)
-        plans[name] = direct_training.make_plan(stage, units)
-    for epsilon in filter(math.isfinite, config.adapter_epsilons):
-        name = f"{ADAPTER}_{layout.epsilon_row(epsilon)}"
-        plans[name] = _adapter_plan(config, epsilon)
-    return plans
-
-
-def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns the settings of a job's histogram, as its stage has them.
-
-    Its pairs and its unit are those of the generators, whose ε counts it.
-    """
-    stage = config.histogram.copy_and_resolve_references()
-    stage.pairs, stage.epsilon = config.data, config.histogram_epsilon
-    for name in ("split", "unit", "user_field", "n_is_public", "n_bound"):
-        stage[name] = config.finetune[name]
-    return stage
-
-
-def _with_histogram(
-    config: ml_collections.ConfigDict, units: private_training.Units
-) -> dict[str, privacy.PrivacyPlan]:
-    """Returns the plans of the histogram and of all generators that count it.
-
-    Raises:
-      InputError: it would cost too much of one of their ε.
-    """
-    stage, own = histogram_stage(config), config.finetune
-    with _of_stage("histogram"):
-        counting = privacy.make_plan(private_training.counting_spec(stage, units))
-    earlier = {"the histogram": budget.planned_release({"histogram": counting}, "")}
-    plans = {f"histogram_{layout.epsilon_name(stage.epsilon)}": counting}
-    for epsilon in filter(math.isfinite, config.epsilons):
-        spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-        name = f"generator_{layout.epsilon_name(epsilon)}"
-        plans[name] = budget.plan_within(spec, earlier)
-    return plans
-
-
-def _direct_stage(
-    config: ml_collections.ConfigDict, epsilon: float
-) -> ml_collections.ConfigDict:
-    """Returns the settings of a retriever trained directly, as its stage has them."""
-    stage = config.direct.copy_and_resolve_references()
-    stage.epsilon, stage.steps = epsilon, config.retriever.steps
-    stage.epochs = config.retriever.epochs
-    return stage
-
-
 @contextlib.contextmanager
-def _of_stage(name: str) -> Iterator[None]:
+def of_stage(name: str) -> Iterator[None]:
     """Names the stage in the errors that the block raises about its settings."""
     try:
         yield
@@ -518,39 +345,14 @@ def _of_stage(name: str) -> Iterator[None]:
         raise validation.InputError(f"in the settings of `{name}`: {error}") from error
 
 
-def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
-    """Refuses batch sizes and δ that do not fit the number `n` of training pairs."""
-    direct = ("direct",) if config.direct_epsilons else ()
-    for stage in ("finetune", "retriever", *direct):
-        if config[stage].batch_size > n:
-            raise validation.InputError(
-                f"{stage}.batch_size {config[stage].batch_size} is larger than the "
-                f"data: split 'train' of {config.data} has {n} pairs. Lower it."
-            )
-        delta = config[stage].delta
-        if delta and delta >= 1 / n:
-            raise validation.InputError(
-                f"{stage}.delta is {delta}, but n is {n}: it must be below 1/n = "
-                f"{1 / n:.3g}; 1/(2n) = {0.5 / n:.3g} is the default."
-            )
-
-
-def require_one_vocabulary(
-    init: str, ours: str, setting: str = "retriever_init"
-) -> None:
-    """Refuses a T5 with another vocabulary than the other models of a job.
-
-    `ours` is the SentencePiece file of every other model, and `setting` where `init`
-    comes from.
-
-    Raises:
-      InputError: the two vocabularies differ.
-    """
-    theirs = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
-    if theirs is None:
-        return
-    if Tokenizer(theirs).fingerprint != Tokenizer(ours).fingerprint:
+@contextlib.contextmanager
+def of_embeddings(config: ml_collections.ConfigDict) -> Iterator[None]:
+    """Names the setting in the errors that the block raises about embeddings."""
+    try:
+        yield
+    except validation.DataError:
+        raise
+    except validation.InputError as error:
         raise validation.InputError(
-            f"{setting} is {init}, whose vocabulary {theirs} differs from that of "
-            f"the other models, {ours}. Give T5s of one vocabulary."
-        )
+            f"in embeddings, of the pairs in {config.data}: {error}"
+        ) from error

@@ -115,6 +115,7 @@ class Number(Setting):
         `SMALLEST`.
       high_open: whether `high` itself is refused.
       infinite: whether infinity is allowed as well, also as the text "inf".
+      zero: whether 0, which is below `low`, is allowed as well.
       remedy: advice for a value that is refused.
     """
 
@@ -123,6 +124,7 @@ class Number(Setting):
     low_open: bool = False
     high_open: bool = False
     infinite: bool = False
+    zero: bool = False
     remedy: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -131,6 +133,8 @@ class Number(Setting):
             return
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if number and self.infinite and value == math.inf:
+            return
+        if number and self.zero and value == 0:
             return
         above = number and (self.low < value if self.low_open else self.low <= value)
         below = number and (value < self.high if self.high_open else value <= self.high)
@@ -150,7 +154,8 @@ class Number(Setting):
             wanted = f"{kind} above {self.low:g}"
         else:
             wanted = f"{kind} of at least {self.low:g}"
-        raise self._refuse(name, value, wanted + (", or inf" if self.infinite else ""))
+        also = (", or inf" if self.infinite else "") + (", or 0" if self.zero else "")
+        raise self._refuse(name, value, wanted + also)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -343,6 +343,11 @@ def require_vocabulary(
     """
     stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
     trained = stage["inputs"].get("vocabulary")
+    if trained is None and not unknown:
+        raise validation.InputError(
+            f"{whose or path} was trained with no vocabulary, so it is no retriever. "
+            "Give what train_retriever wrote."
+        )
     if trained != tokenizer.fingerprint and not (unknown and trained is None):
         raise validation.InputError(
             f"{setting} is {given}, but {whose or path} was trained with another "

@@ -141,6 +141,11 @@ def here() -> contextlib.AbstractContextManager:
     return _OPENED.get().scope()
 
 
+def this_one() -> Devices:
+    """Returns one device of this process, with its notice of signals to end."""
+    return Devices(notice=_OPENED.get().notice)
+
+
 def define_flags() -> Callable[[], dict[str, Any]]:
     """Defines the flags; returns a function that reads their values."""
     defined = {

@@ -73,6 +73,23 @@ class Histogram:
             )
         return cls(clusters, tuple(map(int, documents)), counts, found["corpus"])
 
+    def positive_counts(self) -> list[float]:
+        """Returns the counts by cluster; those below 0, or of no document, are 0.
+
+        Raises:
+          InputError: all are.
+        """
+        counts = [
+            max(0.0, count) if documents else 0.0
+            for count, documents in zip(self.counts, self.documents)
+        ]
+        if not sum(counts):
+            raise validation.InputError(
+                "no count of the histogram is above 0: its noise is larger than the "
+                "data. Leave histogram out."
+            )
+        return counts
+
     def rates(self, queries: int, seed: int) -> Rates:
         """Returns how many queries a document gets: as many as those like it have.
 
@@ -86,15 +103,7 @@ class Histogram:
         Raises:
           InputError: no count is above 0.
         """
-        counts = [
-            max(0.0, count) if documents else 0.0
-            for count, documents in zip(self.counts, self.documents)
-        ]
-        if not sum(counts):
-            raise validation.InputError(
-                "no count of the histogram is above 0: its noise is larger than the "
-                "data. Leave histogram out."
-            )
+        counts = self.positive_counts()
         mean = (
             queries * count / sum(counts) / max(documents, 1)
             for count, documents in zip(counts, self.documents)

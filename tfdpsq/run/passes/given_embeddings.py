@@ -21,6 +21,7 @@ from tfdpsq.data import pair_table
 from tfdpsq.data.files import sha256_of_file
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy.proof import certificate
+from tfdpsq.retriever.nearest import ROWS
 from tfdpsq.retriever.store import INDEX_FILE
 from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.passes import embedding, query_sets
@@ -211,6 +212,13 @@ def open_both(
                 "documents by a public encoder."
             )
     require_alike(own, asked)
+    for each in (own, asked):
+        index = each.index
+        if index.size and not any(some.any() for some in index.chunks(ROWS)):
+            raise validation.InputError(
+                f"{each.setting} is {each.path}, whose embeddings are all zeros. Embed "
+                "the texts again."
+            )
     if own.stage:
         return own, asked
     if re.fullmatch("[0-9a-f]{64}", own.encoder):

@@ -21,7 +21,7 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
+from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import settings, sources, workdir
@@ -104,6 +104,13 @@ def check_models(own: ml_collections.ConfigDict) -> str:
         return ""
     # GPT-2 by its name is downloaded where it is needed.
     found = _init(own)
+    if own.featurizer == "t5":
+        try:
+            Tokenizer(sources.vocabulary_file(own.vocabulary, found))
+        except (validation.InputError, OSError) as error:
+            raise validation.InputError(
+                f"similarity.vocabulary is {own.vocabulary!r}: {error}"
+            ) from error
     return os.fspath(checkpoints.locate(found)) if own.featurizer == "t5" else found
 
 

@@ -9,7 +9,7 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.core import pipeline_checks, sources
+from tfdpsq.run.core import pipeline_data, sources
 
 
 def start_of(config: ml_collections.ConfigDict, size: str) -> str:
@@ -62,6 +62,6 @@ def check(
         )
         opened = checkpoints.open_checkpoint(init)
         vocabulary = vocabulary or str(sources.vocabulary_file("", init))
-        pipeline_checks.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
+        pipeline_data.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
         Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size, True)
     return vocabulary

@@ -127,6 +127,10 @@ def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
             f"holds {matrix.dtype} {matrix.shape}, not a square matrix of float32",
             "Train the adapter again.",
         )
+    if not np.isfinite(matrix).all():
+        raise validation.DataError(
+            file, "holds NaN or infinity", "Train the adapter again."
+        )
     encoder = workdir.read_json(file.parent / workdir.STAGE_FILE)["result"].get(
         "encoder"
     )
@@ -166,7 +170,9 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"index is {config.index!r}, and query_embeddings is set: embeddings that "
             'exist are searched exactly. Set index to "exact".'
         )
-    for setting in ("fusion", "rerank"):
+    # Reranking needs the queries that it fits on in its base alone.
+    fitted = ("fusion", "rerank") if config.rerank.base in given else ("fusion",)
+    for setting in fitted:
         if path := config[setting].fit:
             raise validation.InputError(
                 f"{setting}.fit is {path!r}, and query_embeddings is set: queries to "

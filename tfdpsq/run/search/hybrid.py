@@ -39,6 +39,11 @@ SETTINGS: settings.Declaration = {
 _FIT = "\x01"
 
 
+def without_fits(queries: Mapping[str, str]) -> dict[str, str]:
+    """Returns the queries but those to fit on, which have no embeddings elsewhere."""
+    return {name: text for name, text in queries.items() if not name.startswith(_FIT)}
+
+
 @dataclasses.dataclass(frozen=True)
 class FitSet:
     """A set of queries to fit weights on.

@@ -66,9 +66,11 @@ def retrieve(
             yield name, run, settings
             continue
         if name in searched.queries:
-            documents = beir.documents()
-            found[name] = adapted.search(searched, name, queries, k, documents)
-        elif name not in found:
+            asked, documents = hybrid.without_fits(queries), beir.documents()
+            nearest = adapted.search(searched, name, asked, k, documents)
+            yield name, retriever.as_run(list(asked), nearest.scores, nearest.ids), {}
+            continue
+        if name not in found:
             missing = [each for each in left if each not in found]
             found.update(dense.search(dense.one_tower(name, missing), beir.documents))
         left = [each for each in left if each != name]

@@ -102,6 +102,12 @@ class Systems:
         """
         if not self.retrievers:
             return {}
+        for name, path in self.retrievers.items():
+            if (pathlib.Path(path) / layout.ADAPTER_FILE).is_file():
+                raise validation.InputError(
+                    f"systems.{name} is {path}, an adapter of embeddings, which are "
+                    f"not given. Set query_embeddings.{name} and indexes.{name}."
+                )
         if not self.vocabulary:
             raise validation.InputError(
                 f"vocabulary is {self.vocabulary!r}, but system "

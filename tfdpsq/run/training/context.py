@@ -104,6 +104,8 @@ def resolve(
     histogram = None
     if config.get("histogram"):
         histogram = document_rates.certificate_of(config.histogram)
+        # What could not be synthesized by would be paid for in vain.
+        document_rates.Histogram.load(config.histogram).positive_counts()
         inputs["histogram"] = workdir.stage_fingerprint(config.histogram)
     return Context(
         output,

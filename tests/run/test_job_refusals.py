@@ -1,0 +1,225 @@
+"""A job ends before its first paid step where one of its later stages would refuse."""
+
+import dataclasses
+import functools
+import json
+import operator
+
+import numpy as np
+import pytest
+import tiny
+
+from tfdpsq.data import SyntheticQuery, write_synthetic
+from tfdpsq.privacy.proof import ledger
+from tfdpsq.run import evaluate, finetune, histogram, pipeline
+from tfdpsq.run.core import layout, pipeline_data
+from tfdpsq.run.passes import given_embeddings
+from tfdpsq.run.passes.document_rates import Histogram
+from tfdpsq.run.search import adapted
+from tfdpsq.validation import DataError, InputError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("job")
+    tiny.write_pairs(directory / "pairs")
+    tiny.write_embedded(directory / "embedded")
+    return directory
+
+
+def _config(base, embedded="", **changes):
+    config = tiny.tiny_config(base / "pairs", embedded and base / embedded)
+    config.update(audit_epsilons=())
+    for name, value in changes.items():
+        *path, key = name.split("__")
+        functools.reduce(operator.getitem, path, config)[key] = value
+    return config
+
+
+def _refused(base, work, match, embedded="", error=InputError, **changes):
+    config = _config(base, embedded, **changes)
+    with pytest.raises(error, match=match):
+        pipeline.open_job(config, work)
+    assert not work.exists()
+
+
+def test_sizes_are_compared_before_the_first_stage(base, tmp_path):
+    refused = functools.partial(_refused, base, tmp_path / "work")
+    refused(
+        "histogram.clusters is 85, but .* has 84 documents",
+        histogram_epsilon=0.4,
+        histogram__clusters=85,
+    )
+    refused(
+        "retriever.batch_size is 4, but a synthetic set has at most 2 queries",
+        synthesize__max_documents=2,
+    )
+    fewer = {"synthesize__max_documents": 2, "epsilons": (), "histogram_epsilon": 0.0}
+    fewer["histogram__clusters"] = pipeline.default_config().histogram.clusters
+    pipeline.open_job(_config(base, **fewer), tmp_path / "no_set")
+
+
+@pytest.mark.parametrize("stage", ["finetune", "histogram", "adapter"])
+def test_microbatches_hold_whole_users(base, tmp_path, stage):
+    changes = {f"{stage}__rows_per_unit": 3, f"{stage}__microbatch_size": 4}
+    if stage == "adapter":
+        changes.update(adapter__unit="user", adapter__user_field="user_id")
+    else:
+        changes.update(finetune__unit="user", finetune__user_field="user_id")
+        changes.update(histogram_epsilon=0.4, histogram__clusters=8)
+    match = rf"^{stage}.microbatch_size is 4, which parts the 3 rows .*{stage}.rows_per"
+    _refused(base, tmp_path / "work", match, "embedded", **changes)
+
+
+def test_places_and_names_are_checked_before_the_first_stage(base, tmp_path):
+    refused = functools.partial(_refused, base, tmp_path / "work")
+    refused("^adapter.split is 'nope'", "embedded", adapter__split="nope")
+    refused(
+        "^similarity.vocabulary is '/nope': /nope",
+        evaluate__similarity__featurizer="t5",
+        evaluate__similarity__init="t5_tiny_pydocs",
+        evaluate__similarity__vocabulary="/nope",
+    )
+    for stage in ("finetune", "histogram", "adapter", "evaluate"):
+        refused(
+            f"^{stage}.private_directory is '/x', .*this job fills it in",
+            "embedded",
+            histogram_epsilon=0.4,
+            **{f"{stage}__private_directory": "/x"},
+        )
+
+
+def test_weights_are_fitted_where_the_base_needs_no_embedding(base, tmp_path):
+    options = {"rerank": True, "fit_rerank": True, "evaluate__rerank__base": "encoder"}
+    _refused(
+        base,
+        tmp_path / "work",
+        "^fit_rerank is True and evaluate.rerank.b",
+        "embedded",
+        **options,
+    )
+    config = evaluate.default_config()
+    config.systems = {"bm25": "bm25", "encoder": "embeddings"}
+    config.query_embeddings = {"encoder": "x"}
+    config.rerank.fit = "set"
+    adapted.check(config)
+    config.rerank.base = "encoder"
+    with pytest.raises(InputError, match="rerank.fit is 'set', and query_embeddings"):
+        adapted.check(config)
+
+
+def test_every_encoder_is_declared(base, tmp_path):
+    """The report says of it that it saw no private pair."""
+    changes = {"adapter_epsilons": (), "adapter": pipeline.default_config().adapter}
+    _refused(base, tmp_path / "work", "Set encoder_is_public", "embedded", **changes)
+    config = _config(base, "embedded", **changes, mine=pipeline.default_config().mine)
+    config.adapter.encoder_is_public = True
+    pipeline.open_job(config, tmp_path / "work")
+
+
+def test_rows_of_a_user_are_set_for_a_histogram(base):
+    config = _config(base, histogram_epsilon=0.4, histogram__rows_per_unit=3)
+    with pytest.raises(InputError, match="^histogram.rows_per_unit is 3, .*nothing"):
+        pipeline.require_acting(config)
+    config.finetune.unit = "user"
+    pipeline.require_acting(config)
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (
+            {"finetune__trained": ("zzz",)},
+            "of `finetune`: trained holds 'zzz', which matches no trainable weight",
+        ),
+        (
+            {
+                "direct__method": "public_negatives",
+                "direct__hard_negatives__run": "/nope",
+            },
+            "of `direct`: hard_negatives.run is /nope, where there is no file",
+        ),
+    ],
+)
+def test_ends_before_adapters_are_paid(base, tmp_path, changes, match):
+    with pytest.raises(InputError, match=match):
+        pipeline.run(_config(base, "embedded", **changes), tmp_path / "work")
+    assert not list((tmp_path / "work").rglob(ledger.FILE_NAME))
+
+
+def test_a_run_of_other_pairs_is_refused_before_all(base, tmp_path):
+    """The key of a job's fingerprints is its own, so no earlier run was mined by it."""
+    run = tmp_path / "run.trec"
+    run.write_text("q0 Q0 d1 1 1.0 x\n")
+    found = {"by": {"name": "bm25"}, "pairs": "another", "split": "train", "run": ""}
+    (tmp_path / "mining.json").write_text(json.dumps(found))
+    config = _config(base, direct__hard_negatives__run=str(run))
+    rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
+    write_synthetic(tmp_path / "public", rows, {}, None)
+    check = functools.partial(
+        pipeline_data.check_prepared, config, str(tmp_path / "public"), tmp_path
+    )
+    with pytest.raises(InputError, match="of `direct`: .*is not the run that"):
+        check()
+    config.direct_epsilons = ()
+    check()
+    config.retriever.batch_size = 10
+    with pytest.raises(InputError, match="^retriever.batch_size is 10, but 9 public"):
+        check()
+
+
+def test_embeddings_of_zeros_are_refused(base, tmp_path):
+    documents, queries = tiny.vectors()
+    for kind, vectors in (("documents", documents), ("queries", 0 * queries)):
+        ids = [f"{kind[0]}{number}" for number in range(len(vectors))]
+        tiny.write_embeddings(tmp_path, kind, vectors, ids)
+    with pytest.raises(InputError, match="^queries is .*embeddings are all zeros"):
+        given_embeddings.open_both(str(tmp_path), str(tmp_path), True)
+
+
+def test_an_adapter_with_nan_is_damaged(base, tmp_path):
+    np.save(tmp_path / layout.ADAPTER_FILE, np.full([8, 8], np.nan, np.float32))
+    documents = given_embeddings.Embeddings.open(
+        "indexes.a", str(base / "embedded"), "documents"
+    )
+    with pytest.raises(DataError, match="holds NaN or infinity. Train the adapter"):
+        adapted._matrix("a", str(tmp_path), documents)
+
+
+def test_an_adapter_is_no_retriever(base, tmp_path):
+    np.save(tmp_path / layout.ADAPTER_FILE, np.eye(8, dtype=np.float32))
+    (tmp_path / "stage.json").write_text(json.dumps(tiny.STAGE))
+    config = evaluate.default_config()
+    config.systems, config.data = {"a": str(tmp_path)}, str(base / "pairs")
+    with pytest.raises(InputError, match="Set query_embeddings.a and indexes.a"):
+        evaluate.run(config, tmp_path / "evaluation")
+
+
+def test_a_system_is_not_its_own_baseline(tmp_path):
+    config = evaluate.default_config()
+    config.systems, config.baselines = {"bm25": "bm25"}, {"bm25": "bm25"}
+    with pytest.raises(InputError, match="baselines.bm25 is 'bm25': a system is not"):
+        evaluate.run(config, tmp_path / "evaluation")
+
+
+def test_no_generator_is_paid_for_a_histogram_that_is_none(tmp_path, monkeypatch):
+    """`synthesize` alone refused it, after the generator."""
+    tiny.write_start(tmp_path)
+    release = tmp_path / "release"
+    config = histogram.default_config()
+    config.update(pairs=str(tmp_path / "pairs"), clusters=8, epsilon=5.0)
+    config.n_is_public = True
+    histogram.run(config, release / "histogram")
+    config = finetune.default_config()
+    config.update(tiny.training(tmp_path, steps=2, microbatch_size=4, epsilon=8.0))
+    config.histogram = str(release / "histogram")
+    useless = Histogram.load(config.histogram)
+    useless = dataclasses.replace(useless, counts=(-1.0,) * 8)
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="is above 0"):
+        patch.setattr(Histogram, "load", lambda path: useless)
+        finetune.run(config, release / "generator")
+    (release / "histogram" / "histogram.json").unlink()
+    with pytest.raises(InputError, match="holds no histogram.json"):
+        finetune.run(config, release / "generator")
+    runs = tmp_path / "private" / "runs"
+    assert {path.parent.name for path in runs.rglob(ledger.FILE_NAME)} <= {"histogram"}
