@@ -310,14 +310,12 @@ class _Step:
         size, together = self.microbatch_size, self.together
 
         def add(row, *sums):
-            # Dropout of its own for every unit, as in the batch: with the microbatch's
-            # number again all units would share one draw, brought about by the unit
-            # that spoilt the batch.
-            own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
             # As many rows as there are, which a loss can read, and all its own: padding
-            # could spoil the batch again.
+            # could spoil the batch again. In its own place a unit has the dropout that
+            # it had in the batch; in a common one all would share a draw, brought about
+            # by the unit that spoilt the batch.
             unit = _alone(part, row, together)
-            clipped = self._differentiated(unit, own + number, keys)
+            clipped = self._differentiated(unit, number, keys)
             return row + together, *_added(sums, clipped.sums)
 
         _, *sums = tf.while_loop(

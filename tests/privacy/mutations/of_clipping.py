@@ -324,8 +324,8 @@ MUTATIONS = (
         "name": "one_dropout_for_units_taken_one_by_one",
         "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
-        "old": "self._differentiated(unit, own + number, keys)",
-        "new": "self._differentiated(unit, number, keys)",
+        "old": "    own = (places >= start) & (places < start + rows)",
+        "new": "    own = places < rows",
         "tests": (
             _TESTS + "test_terms.py::"
             "test_units_taken_one_by_one_have_dropout_of_their_own[dpkeras]",

@@ -216,6 +216,7 @@ MUTATIONS = (
         "new": """\
         draws = [self.sampler.draw(number) for number in now]
         if not draws[0].count:
+            self.unchanging._optimizer.iterations.assign_add(1)
             return [0.0]
 """,
         "tests": (
