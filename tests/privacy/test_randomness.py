@@ -195,6 +195,10 @@ class _Drawing(tf.keras.layers.Layer):
         return inputs * self.make(self._random_generator, tf.shape(inputs)[0])
 
 
+def _in_a_loop(seed):
+    return tf.map_fn(lambda n: n * tf.random.stateless_uniform([], seed), tf.ones([1]))
+
+
 @pytest.mark.parametrize("engine", ["fast", "dpkeras"])
 @pytest.mark.parametrize(
     "layer, named",
@@ -204,6 +208,7 @@ class _Drawing(tf.keras.layers.Layer):
         (_NoisyWeights(), r"\(5, 5\)"),
         (_OneForAll(), r"\(1, 1\)"),
         (_OneForAll(looped=True), "map/while"),
+        (_Drawing(lambda g, n: _in_a_loop([1, 2])), "map/while"),
         # Half of the rows have the numbers of the other half.
         (
             _Drawing(

@@ -142,6 +142,23 @@ def test_fewer_found_than_asked_is_marked_and_left_out_of_the_run():
         as_run(["q", "p"], scores, np.array([["d1", ""]], dtype=object))
 
 
+def test_leaves_that_hold_fewer_documents_than_asked_for():
+    """Of 84 documents, the leaves that are searched hold fewer: it was a traceback."""
+    random = np.random.default_rng(2)
+    documents, queries = _unit(random, 84, 8), _unit(random, 12, 8)
+    ids = [str(number) for number in range(84)]
+    scores, found = search(queries, documents, ids, 100, "scann")
+    assert scores.shape == found.shape == (12, 84)
+    there = np.isfinite(scores)
+    assert not there.all() and there[:, :50].all()
+    run = as_run([str(number) for number in range(12)], scores, found)
+    for name, hits in run.items():
+        assert len(hits) == there[int(name)].sum() > 50
+        for document, score in hits.items():
+            exact = float(queries[int(name)] @ documents[int(document)])
+            assert score == pytest.approx(exact, abs=1e-3)
+
+
 def test_search_is_the_same_in_any_batches():
     draw = np.random.default_rng(3)
     queries, documents = _unit(draw, 23, 8), _unit(draw, 60, 8)

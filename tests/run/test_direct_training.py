@@ -107,7 +107,7 @@ def test_what_a_method_was_not_derived_for_is_refused(base, method, changes, mes
         ({"method": "public_negatives", "microbatch_size": 0}, "microbatch_size is 0"),
         ({"method": "public_negatives", "most_documents": 0}, "most_documents is 0"),
         ({"method": "microbatch", "clip_groups": 9}, "clip_groups is 9"),
-        ({"method": "logit_dp", "engine": "vectorized"}, "made of terms, and engine"),
+        ({"method": "logit_dp", "engine": "vectorized"}, "cannot weight the grad"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_spent(

@@ -12,7 +12,7 @@ import tiny
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import evaluate, finetune, histogram, pipeline
-from tfdpsq.run.core import layout, pipeline_data
+from tfdpsq.run.core import layout, pipeline_data, sources
 from tfdpsq.run.passes import given_embeddings
 from tfdpsq.run.passes.document_rates import Histogram
 from tfdpsq.run.search import adapted
@@ -29,7 +29,8 @@ def base(tmp_path_factory):
 
 def _config(base, embedded="", **changes):
     config = tiny.tiny_config(base / "pairs", embedded and base / embedded)
-    config.update(audit_epsilons=())
+    config.update(audit_epsilons=(), histogram_epsilon=0.0)
+    config.histogram.clusters = pipeline.default_config().histogram.clusters
     for name, value in changes.items():
         *path, key = name.split("__")
         functools.reduce(operator.getitem, path, config)[key] = value
@@ -54,9 +55,69 @@ def test_sizes_are_compared_before_the_first_stage(base, tmp_path):
         "retriever.batch_size is 4, but a synthetic set has at most 2 queries",
         synthesize__max_documents=2,
     )
-    fewer = {"synthesize__max_documents": 2, "epsilons": (), "histogram_epsilon": 0.0}
-    fewer["histogram__clusters"] = pipeline.default_config().histogram.clusters
+    fewer = {"synthesize__max_documents": 2, "epsilons": ()}
     pipeline.open_job(_config(base, **fewer), tmp_path / "no_set")
+
+
+def test_each_split_is_compared_with_what_it_has(base, tmp_path):
+    refused = functools.partial(_refused, base, tmp_path / "work")
+    refused(
+        "retriever.batch_size 16 is larger than the data: split 'dev' .* has 12 pairs",
+        retriever__split="dev",
+        retriever__batch_size=16,
+    )
+    small = {"finetune__split": "dev", "finetune__batch_size": 4}
+    config = _config(base, **small, finetune__delta=0.05)  # below 1/12, above 1/60
+    pipeline.open_job(config, tmp_path / "dev")
+
+
+def test_documents_of_the_pairs_are_declared_and_counted(base, tmp_path):
+    train = {"synthesize__documents": "train"}
+    refused = functools.partial(_refused, base, tmp_path / "work")
+    refused(
+        "^synthesize.documents is 'train', .*Set synthesize.training_docum", **train
+    )
+    train["synthesize__training_documents_are_public"] = True
+    refused("^synthesize.split is 'nope'", **train, synthesize__split="nope")
+    refused(
+        "at most 12 queries, .*the 12 documents of",
+        **train,
+        synthesize__split="dev",
+        retriever__batch_size=16,
+    )
+    pipeline.open_job(_config(base, **train), tmp_path / "train")
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (
+            {"method": "public_negatives", "negatives": 200},
+            "^direct.negatives is 200, .*",
+        ),
+        (
+            {"method": "public_negatives", "negatives": 9, "most_documents": 8},
+            "drawn from 8 documents",
+        ),
+        ({"method": "logit_dp", "bidirectional": True}, "bidirectional is True, for"),
+        ({"method": "naive", "bidirectional": True}, "bidirectional is True, for"),
+        ({"method": "logit_dp", "learned_scale": True}, "learned_scale is True, for"),
+        ({"method": "logit_dp", "engine": "vectorized"}, "engine is 'vectorized', whi"),
+    ],
+)
+def test_what_a_direct_method_is_not_derived_for(base, tmp_path, changes, match):
+    changes = {f"direct__{name}": value for name, value in changes.items()}
+    _refused(base, tmp_path / "work", match, direct_epsilons=(8.0,), **changes)
+
+
+def test_audits_have_a_delta_for_all_their_canaries(base, tmp_path):
+    """1/n is lower with them than without, by as many coins as fall."""
+    config = _config(base, finetune__delta=0.016)  # below 1/60, above 1/75
+    config.audit_epsilons = (8.0,)
+    with pytest.raises(InputError, match="of `finetune`: .*delta is 0.016"):
+        pipeline.open_job(config, tmp_path / "work")
+    config.audit_epsilons = ()
+    pipeline.open_job(config, tmp_path / "work")
 
 
 @pytest.mark.parametrize("stage", ["finetune", "histogram", "adapter"])
@@ -79,6 +140,20 @@ def test_places_and_names_are_checked_before_the_first_stage(base, tmp_path):
         evaluate__similarity__featurizer="t5",
         evaluate__similarity__init="t5_tiny_pydocs",
         evaluate__similarity__vocabulary="/nope",
+    )
+    refused("^retriever.unit is 'user'", retriever__unit="user")
+    refused(
+        "^similarity.init is '/nope', which is no directory, and no GPT-2",
+        evaluate__similarity__featurizer="gpt2",
+        evaluate__similarity__init="/nope",
+    )
+    tiny.write_start(tmp_path / "t5")
+    refused(
+        "similarity.vocabulary is .* pieces",
+        evaluate__similarity__init=str(tmp_path / "t5" / "public"),
+        evaluate__similarity__vocabulary=str(
+            sources.vocabulary_file("", "t5_tiny_pydocs")
+        ),
     )
     for stage in ("finetune", "histogram", "adapter", "evaluate"):
         refused(
@@ -136,6 +211,7 @@ def test_rows_of_a_user_are_set_for_a_histogram(base):
             {
                 "direct__method": "public_negatives",
                 "direct__hard_negatives__run": "/nope",
+                "direct__negatives": 8,
             },
             "of `direct`: hard_negatives.run is /nope, where there is no file",
         ),

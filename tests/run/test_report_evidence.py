@@ -164,3 +164,7 @@ def test_similarity_is_shown_with_its_control(tmp_path):
         assert shown in text
     assert "nrefs:1" in text
     _tags(page)
+    # No query has two words.
+    found["distinct"] = {"synthetic": {"2": None}, "held_out": {"2": 0.77}}
+    page = _write(tmp_path, similarity={"set A": found})
+    assert "held-out: 77.0%" in _text(page) and "51.0%" not in _text(page)

@@ -276,6 +276,14 @@ class BeirDirectory:
             found.setdefault(row.query_id, set()).add(row.document_id)
         return {query_id: frozenset(ids) for query_id, ids in found.items()}
 
+    def answered(self, split: str) -> frozenset[str]:
+        """Returns the ids of the documents that a query of the split is judged for.
+
+        Raises:
+          DataError: the split is missing, has no pair, or has a malformed line.
+        """
+        return frozenset(row.document_id for row in self._positive(split))
+
     def validate(self, splits: Sequence[str] = ("train", "test")) -> Counts:
         """Reads everything and checks it, before any work is built on it.
 

@@ -148,7 +148,10 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
             else _scann_ops().searcher_from_module(self._searcher_state)
         )
         found = searcher.search_batched_parallel(queries, final_num_neighbors=k)
-        return found.distances, found.indices
+        # Where the leaves that are searched hold fewer than k, it has fewer columns.
+        missing = [[0, 0], [0, k - tf.shape(found.indices)[1]]]
+        scores = tf.pad(found.distances, missing, constant_values=np.nan)
+        return scores, tf.pad(found.indices, missing)
 
     def release(self) -> None:
         """Gives up the index and its memory, which TensorFlow would keep for good."""

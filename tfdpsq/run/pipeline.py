@@ -356,30 +356,32 @@ class Job:
 
     def prepare(self) -> None:
         """Makes public pairs, the public T5 to start from, and its vocabulary."""
-        init = self.config.init
-        data = {"data": self.config.data}
+        config, init = self.config, self.config.init
+        data = {"data": config.data}
         settings = {**data, "vocabulary_size": 0} if init else data
-        prepared = self._run((prepare, self.config.prepare), "prepare", True, settings)
+        prepared = self._run((prepare, config.prepare), "prepare", True, settings)
         self.public_pairs = str(prepared / layout.PUBLIC_PAIRS)
         own = prepared / prepare.VOCABULARY
         self.vocabulary = str(sources.vocabulary_file("", init) if init else own)
         self.start = init
-        if self.config.pretrain.steps:
+        if config.pretrain.steps:
             settings = {**data, "init": init, "vocabulary": self.vocabulary}
-            stage = (pretrain, self.config.pretrain)
+            stage = (pretrain, config.pretrain)
             self.start = str(self._run(stage, "public_model", True, settings))
-        pipeline_data.check_prepared(self.config, self.public_pairs, self.private)
-        theirs = self.config.retriever_init
+        pipeline_data.check_prepared(config, self.public_pairs, self.private)
+        theirs = config.retriever_init
         pipeline_data.require_one_vocabulary(theirs, self.vocabulary)
         if not (self.release / "retriever_untrained").exists():
-            with pipeline_checks.of_stage("finetune"):
-                finetune.try_model(self.config.finetune, self.vocabulary, self.start)
-            for stage in (self.config.retriever, self.config.direct):
+            if config.epsilons or config.audit_epsilons:
+                with pipeline_checks.of_stage("finetune"):
+                    finetune.try_model(config.finetune, self.vocabulary, self.start)
+            direct = [config.direct] if config.direct_epsilons else []
+            for stage in (config.retriever, *direct):
                 devices = train_retriever.usable(stage, self._devices)
                 train_retriever.try_model(
                     stage, self.vocabulary, theirs or self.start, devices
                 )
-            if self.config.audit_epsilons:
+            if config.audit_epsilons:
                 self._try_canaries()
 
     def _try_canaries(self) -> None:

@@ -214,7 +214,7 @@ def check(
         own, where = config.job.evaluate[name], f"job.evaluate.{name}"
         acting.require_unfilled(own, declared, declared, where, "this command")
     vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
-    job = _whole_job(config, of_measure, data)
+    job = reproduce_models.whole_job(config, of_measure, data)
     pipeline.require_acting(job)
     pipeline_checks.check_settings(job)
     if "zero_shot" in of_measure:
@@ -223,6 +223,8 @@ def check(
         parts, _ = benchmark_sets.locate(stage)
     beir = pipeline_data.validated(job)
     pipeline_data.check_data(job)
+    if fresh:
+        _try_models(config, job, sorted(sizes), vocabulary)
     if "canaries" in of_measure:
         _check_canaries(job, _of_audit(config), beir, vocabulary)
     if "zero_shot" in of_measure and fresh:
@@ -232,24 +234,30 @@ def check(
             of_part.validate([part.split])
 
 
-def _whole_job(
+def _try_models(
     config: ml_collections.ConfigDict,
-    of_measure: Mapping[str, Sequence[reproduce_rows.Row]],
-    data: str,
-) -> ml_collections.ConfigDict:
-    """Returns the job of `pipeline` that has all the rows."""
+    job: ml_collections.ConfigDict,
+    sizes: Sequence[str],
+    vocabulary: str,
+) -> None:
+    """Refuses settings that do not fit the T5s that exist; others are made later."""
+    for size in sizes:
+        made = reproduce_models.resized(config, size, pretrain.RESIZE)
+        if job.epsilons and not made:
+            start = reproduce_models.start_of(config, size)
+            with pipeline_checks.of_stage(f"finetune` of size `{size}"):
+                finetune.try_model(_of_size(config, size), vocabulary, start)
+    if not reproduce_models.resized(config, config.retriever_size, pretrain.RESIZE):
+        direct = [job.direct] if job.direct_epsilons else []
+        for stage in (job.retriever, *direct):
+            train_retriever.try_model(stage, vocabulary, job.init)
 
-    def epsilons(rows: Sequence[reproduce_rows.Row], kind: str) -> tuple[float, ...]:
-        return tuple(sorted({r.epsilon for r in rows if r.kind == kind and r.epsilon}))
 
-    job = config.job.copy_and_resolve_references()
-    rows = [row for rows in of_measure.values() for row in rows]
-    job.data = data
-    job.init = reproduce_models.start_of(config, config.retriever_size)
-    job.epsilons = epsilons(rows, "synthetic")
-    job.direct_epsilons = epsilons(rows, "direct")
-    job.audit_epsilons = epsilons(of_measure.get("canaries", ()), "synthetic")
-    return job
+def _of_size(config: ml_collections.ConfigDict, size: str) -> ml_collections.ConfigDict:
+    """Returns the settings of a size's training."""
+    stage = config.job.finetune.copy_and_resolve_references()
+    stage.update(config.sizes[size].to_dict().get("finetune", {}))
+    return stage
 
 
 def _check_canaries(
@@ -365,12 +373,6 @@ class Rows:
             )
         )
 
-    def _finetune(self, size: str) -> ml_collections.ConfigDict:
-        """Returns the settings of a size's training."""
-        stage = self.job.finetune.copy_and_resolve_references()
-        stage.update(self.config.sizes[size].to_dict().get("finetune", {}))
-        return stage
-
     def vocabulary(self) -> str:
         """Returns the one vocabulary of all sizes."""
         return str(sources.vocabulary_file("", self.model(self.config.retriever_size)))
@@ -383,7 +385,7 @@ class Rows:
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
-            self._finetune(row.size),
+            _of_size(self.config, row.size),
             f"seed{seed}_generator_{name}",
             free,
             pairs=self.data,
@@ -520,7 +522,7 @@ class Rows:
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self._run(
             finetune,
-            self._finetune(row.size),
+            _of_size(self.config, row.size),
             f"audited_{name}",
             False,
             pairs=str(made / canary_set.DATA),

@@ -133,12 +133,7 @@ def run(
     """
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
-    if config.documents == "train" and not config.training_documents_are_public:
-        raise validation.InputError(
-            "documents is 'train', so that the set shows which documents have private "
-            "queries, which no epsilon covers. Set training_documents_are_public to "
-            "True if that is public anyway, or documents to 'corpus'."
-        )
+    corpus_shards.require_declared(config)
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     tokenizer = Tokenizer(vocabulary)
     sources.require_own_vocabulary("vocabulary", vocabulary, tokenizer, generator)
@@ -265,8 +260,7 @@ def training_documents(config: ml_collections.ConfigDict) -> frozenset[str]:
     Raises:
       DataError: the corpus has no such split, or a malformed line.
     """
-    answers = sources.open_beir(config.corpus).positives(config.split).values()
-    return frozenset().union(*answers)
+    return sources.open_beir(config.corpus).answered(config.split)
 
 
 def start_worker(

@@ -210,17 +210,6 @@ MUTATIONS = (
         "why": "a traceback with the values of its frames tells the noise",
     },
     {
-        "name": "units_taken_one_by_one_share_a_mask",
-        "kind": "noise",
-        "file": "tfdpsq/privacy/step.py",
-        "old": "own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)",
-        "new": "own = tf.zeros([], tf.int64)",
-        "tests": (
-            "tests/privacy/test_randomness.py::test_units_taken_one_by_one_lose_inputs_of_their_own",
-        ),
-        "why": "a row without a finite gradient gives all other rows one mask",
-    },
-    {
         "name": "numbers_that_rows_share_are_taken",
         "kind": "noise",
         "file": "tfdpsq/privacy/trials.py",

@@ -18,7 +18,7 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import acting, layout, sources
-from tfdpsq.run.passes import given_embeddings
+from tfdpsq.run.passes import corpus_shards, given_embeddings
 from tfdpsq.run.search import adapted, hybrid, reranking, systems
 from tfdpsq.run.training import private_training, training_settings
 
@@ -60,6 +60,8 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             f"epsilons {config.epsilons} would count it. Add a finite epsilon, or set "
             "histogram_epsilon to 0."
         )
+    if config.epsilons or config.audit_epsilons:
+        corpus_shards.require_declared(config.synthesize, "synthesize.")
     _check_retrievers(config)
     for name in ("finetune", "retriever"):
         with of_stage(name):
@@ -286,6 +288,11 @@ def _check_retrievers(config: ml_collections.ConfigDict) -> None:
                 f"certificate states. Set it to {'inf' if value == math.inf else value}"
                 "; the settings of protected rows are those of `direct`."
             )
+    if own.unit == "user":
+        raise validation.InputError(
+            "retriever.unit is 'user', but these rows are trained without protection. "
+            "Set it to 'query' or 'pair'."
+        )
     run, method = own.hard_negatives.run, config.direct.method
     if run:
         raise validation.InputError(

@@ -5,6 +5,7 @@ As `pipeline_checks` does for settings alone.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 
@@ -36,7 +37,7 @@ def validated(config: ml_collections.ConfigDict) -> BeirDirectory:
     beir = sources.open_beir(config.data)
     found = beir.validate(_splits_of(config, beir))
     documents = found.documents - found.empty_documents
-    _check_sizes(config, len(beir.pairs("train")), documents)
+    _check_sizes(config, beir, documents)
     return beir
 
 
@@ -50,6 +51,8 @@ def _splits_of(
     }
     if config.adapter_epsilons:
         named["adapter.split"] = config.adapter.split
+    if config.epsilons and config.synthesize.documents == "train":
+        named["synthesize.split"] = config.synthesize.split
     for number, split in enumerate(config.prepare.splits):
         named[f"prepare.splits[{number}]"] = split
     # Examples of a report are of this split, with and without a generator.
@@ -84,13 +87,13 @@ def check_data(config: ml_collections.ConfigDict) -> None:
             private_training.spec_of(own, units, epsilon=float(epsilon))
         if config.histogram_epsilon:
             _with_histogram(config, units)
-    if config.audit_epsilons and not config.finetune.n_is_public:
-        made = config.canaries
-        added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
+    made = config.canaries
+    added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
+    most = dataclasses.replace(units, count=units.count + added)
+    for epsilon in config.audit_epsilons:
+        # On canaries, about half of whose coins fall.
         with pipeline_checks.of_stage("finetune"):
-            private_training.declared_n(
-                units.count + added, own.n_is_public, own.n_bound, own.unit
-            )
+            private_training.spec_of(own, most, epsilon=float(epsilon))
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
@@ -247,10 +250,12 @@ def _direct_stage(
     return stage
 
 
-def _check_sizes(config: ml_collections.ConfigDict, n: int, documents: int) -> None:
+def _check_sizes(
+    config: ml_collections.ConfigDict, beir: BeirDirectory, documents: int
+) -> None:
     """Refuses sizes that do not fit the numbers of training pairs and of documents.
 
-    `documents` are those with a text; `n` is the number of pairs.
+    `documents` are those with a text.
     """
     clusters = config.histogram.clusters
     if config.histogram_epsilon and clusters > documents:
@@ -258,12 +263,22 @@ def _check_sizes(config: ml_collections.ConfigDict, n: int, documents: int) -> N
             f"histogram.clusters is {clusters}, but {config.data} has {documents} "
             "documents. Lower it."
         )
+    own = config.direct
+    drawn = min(own.most_documents, documents)
+    negatives = own.negatives if own.method == "public_negatives" else 0
+    if config.direct_epsilons and negatives > drawn:
+        raise validation.InputError(
+            f"direct.negatives is {negatives}, but they are drawn from {drawn} "
+            f"documents of {config.data} (direct.most_documents). Take at most as many."
+        )
     direct = ("direct",) if config.direct_epsilons else ()
     for stage in ("finetune", "retriever", *direct):
+        split = config[stage].split
+        n = len(beir.pairs(split))
         if config[stage].batch_size > n:
             raise validation.InputError(
                 f"{stage}.batch_size {config[stage].batch_size} is larger than the "
-                f"data: split 'train' of {config.data} has {n} pairs. Lower it."
+                f"data: split {split!r} of {config.data} has {n} pairs. Lower it."
             )
         delta = config[stage].delta
         if delta and delta >= 1 / n:
@@ -272,14 +287,17 @@ def _check_sizes(config: ml_collections.ConfigDict, n: int, documents: int) -> N
                 f"{1 / n:.3g}; 1/(2n) = {0.5 / n:.3g} is the default."
             )
     own, batch = config.synthesize, config.retriever.batch_size
+    if own.documents == "train":  # declared public
+        documents = len(beir.answered(own.split))
     written = min(own.max_documents or documents, documents) * own.samples_per_document
     trains = config.retriever.steps or config.retriever.epochs
-    if config.epsilons and trains and own.documents == "corpus" and batch > written:
+    if config.epsilons and trains and batch > written:
         raise validation.InputError(
             f"retriever.batch_size is {batch}, but a synthetic set has at most "
             f"{written} queries, by synthesize.max_documents {own.max_documents}, "
             f"synthesize.samples_per_document {own.samples_per_document} and the "
-            f"{documents} documents of {config.data}. Lower it, or raise one of these."
+            f"{documents} documents of {config.data} that they are written for. Lower "
+            "it, or raise one of these."
         )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -77,6 +78,25 @@ class CorpusShards:
         """Returns the SHA-256, in hex, of the ids in `only`, whatever their order."""
         text = json.dumps(sorted(self.only or ()))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def require_declared(config: Any, before: str = "") -> None:
+    """Refuses documents of the training pairs that were not declared to be public.
+
+    Args:
+      config: settings of `synthesize`.
+      before: the names of its settings, for the error.
+
+    Raises:
+      InputError: names the setting.
+    """
+    if config.documents == "train" and not config.training_documents_are_public:
+        raise validation.InputError(
+            f"{before}documents is 'train', so that the set shows which documents have "
+            "private queries, which no epsilon covers. Set "
+            f"{before}training_documents_are_public to True if that is public anyway, "
+            f"or {before}documents to 'corpus'."
+        )
 
 
 def cut(

@@ -276,7 +276,7 @@ def _cells(found: Mapping[str, Any]) -> list[Any]:
 def _with_control(found: Mapping[str, Any] | None, key: str, text: str) -> Any:
     """Returns the value of the synthetic queries above that of the held-out ones."""
     ours, control = (
-        text.format(values[key]) if values and key in values else MISSING
+        MISSING if not values or values.get(key) is None else text.format(values[key])
         for values in ((found or {}).get(name) for name in ("synthetic", "held_out"))
     )
     return ours if control == MISSING else (ours, f"held-out: {control}")

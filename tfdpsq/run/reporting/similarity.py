@@ -104,9 +104,13 @@ def check_models(own: ml_collections.ConfigDict) -> str:
         return ""
     # GPT-2 by its name is downloaded where it is needed.
     found = _init(own)
-    if own.featurizer == "t5":
+    if own.featurizer == "gpt2":
+        text_features.require_gpt2(found)
+    else:
         try:
-            Tokenizer(sources.vocabulary_file(own.vocabulary, found))
+            tokenizer = Tokenizer(sources.vocabulary_file(own.vocabulary, found))
+            shape = checkpoints.open_checkpoint(found).config
+            tokenizer.require_embeddings(shape.vocabulary_size)
         except (validation.InputError, OSError) as error:
             raise validation.InputError(
                 f"similarity.vocabulary is {own.vocabulary!r}: {error}"

@@ -64,6 +64,21 @@ def t5_encoder_features(
     return _in_batches(rows, forward, config.hidden_dim, batch_size)[which]
 
 
+def require_gpt2(preset: str) -> None:
+    """Refuses a GPT-2 that is neither a directory nor a name that keras-nlp knows.
+
+    Raises:
+      InputError: names the setting.
+    """
+    from keras_nlp.models import GPT2Backbone
+
+    if not os.path.isdir(preset) and preset not in GPT2Backbone.presets:
+        raise InputError(
+            f"similarity.init is {preset!r}, which is no directory, and no GPT-2 that "
+            f"keras-nlp knows: {', '.join(sorted(GPT2Backbone.presets))}. Give one."
+        )
+
+
 def gpt2_features(
     texts: Sequence[str],
     preset_dir: str = GPT2,

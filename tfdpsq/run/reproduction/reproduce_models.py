@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_collections
 
@@ -10,6 +10,7 @@ from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import pipeline_data, sources
+from tfdpsq.run.reproduction import reproduce_rows
 
 
 def start_of(config: ml_collections.ConfigDict, size: str) -> str:
@@ -65,3 +66,23 @@ def check(
         pipeline_data.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
         Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size, True)
     return vocabulary
+
+
+def whole_job(
+    config: ml_collections.ConfigDict,
+    of_measure: Mapping[str, Sequence[reproduce_rows.Row]],
+    data: str,
+) -> ml_collections.ConfigDict:
+    """Returns the job of `pipeline` that has all the rows."""
+
+    def epsilons(rows: Sequence[reproduce_rows.Row], kind: str) -> tuple[float, ...]:
+        return tuple(sorted({r.epsilon for r in rows if r.kind == kind and r.epsilon}))
+
+    job = config.job.copy_and_resolve_references()
+    rows = [row for rows in of_measure.values() for row in rows]
+    job.data = data
+    job.init = start_of(config, config.retriever_size)
+    job.epsilons = epsilons(rows, "synthetic")
+    job.direct_epsilons = epsilons(rows, "direct")
+    job.audit_epsilons = epsilons(of_measure.get("canaries", ()), "synthetic")
+    return job

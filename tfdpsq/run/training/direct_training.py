@@ -87,12 +87,24 @@ def declared() -> dict[str, settings.Setting]:
     }
 
 
-def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
-    """Refuses a sampler or unit that the method's sensitivity does not cover."""
-    for field, given, derived in (
-        ("unit", unit, ("query", "pair")),
-        ("sampler", sampler, ("poisson",)),
-    ):
+def _require_derived(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings that the method's sensitivity does not cover."""
+    method, mined = config.method, config.hard_negatives.run
+    derived_for: dict[str, tuple[Any, ...]] = {
+        "unit": ("query", "pair"),
+        "sampler": ("poisson",),
+    }
+    if method != "microbatch":
+        derived_for["bidirectional"] = (False,)
+    if method == "logit_dp":
+        derived_for["learned_scale"] = (False,)
+        if config.engine != "fast":
+            raise validation.InputError(
+                f"engine is {config.engine!r}, which cannot weight the gradients of "
+                "single scores that method 'logit_dp' clips. Set it to 'fast'."
+            )
+    for field, derived in derived_for.items():
+        given = config[field]
         if given not in derived:
             raise validation.InputError(
                 f"method is {method!r} and {field} is {given!r}, for which its "
@@ -105,7 +117,7 @@ def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
             "derived for in-batch negatives alone. Set it to '', or method to "
             "'public_negatives'."
         )
-    hard_negatives.require_unit(mined, unit)
+    hard_negatives.require_unit(mined, config.unit)
 
 
 def on_one_device(method: str) -> bool:
@@ -144,9 +156,7 @@ def make_plan(
       InputError: a sampler or unit that the sensitivity is not derived for, or what
         `PrivacySpec` raises.
     """
-    _require_derived(
-        config.method, config.unit, config.sampler, config.hard_negatives.run
-    )
+    _require_derived(config)
     if config.method == "microbatch":
         spec = private_training.spec_of(
             config,
@@ -205,7 +215,7 @@ def planned(
             f"{source.path} holds no private queries: use method 'plain'."
         )
     devices = context.devices
-    _require_derived(config.method, config.unit, config.sampler, negatives.run)
+    _require_derived(config)
     _require_devices(config.method, config.batch_size, devices)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
