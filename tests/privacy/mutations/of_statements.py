@@ -407,7 +407,7 @@ MUTATIONS = (
     {
         "name": "training_documents_shown_undeclared",
         "kind": "reads",
-        "file": "tfdpsq/run/synthesize.py",
+        "file": "tfdpsq/run/passes/corpus_shards.py",
         "old": "and not config.training_documents_are_public:",
         "new": "and config.training_documents_are_public is None:",
         "tests": (
