@@ -18,6 +18,11 @@ from tfdpsq.run.core import sources, spending, workdir
 from tfdpsq.run.training import choice_points
 
 _config = _grid.config
+_PRESET = {
+    "finetune__init": "t5_tiny_pydocs",
+    "finetune__vocabulary": "",
+    "finetune__t5": choose.default_config().finetune.t5,
+}
 
 
 class _KilledError(BaseException):
@@ -46,12 +51,12 @@ def base(tmp_path_factory):
         ),
         (dict(variants={"a": {}, "b" * 240: {"steps": 2}}), "of at most 200"),
         (
-            dict(
-                finetune__init="t5_tiny_pydocs",
-                finetune__vocabulary="",
-                variants={"a": {}, "b": {"continues": "composed"}},
-            ),
+            {**_PRESET, "variants": {"a": {}, "b": {"continues": "composed"}}},
             "continues is 'composed', but runs to choose among start from public",
+        ),
+        (
+            {**_PRESET, "variants": {"a": {}, "b": {"t5": {"dropout": 0.2}}}},
+            "t5.dropout is 0.2, but the T5 in init 't5_tiny_pydocs' has 0.0",
         ),
         (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
         (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),

@@ -120,6 +120,34 @@ def test_audits_have_a_delta_for_all_their_canaries(base, tmp_path):
     pipeline.open_job(config, tmp_path / "work")
 
 
+def test_audits_fit_the_pairs_that_are_kept(base, tmp_path):
+    """At most 29 units: 5 pairs, 2 rows of a form, and coins."""
+    config = _config(base, canaries__most_pairs=5, finetune__batch_size=24)
+    config.audit_epsilons = (8.0,)
+    with pytest.raises(InputError, match="of `finetune`: batch_size 24 is larger than"):
+        pipeline.open_job(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+    config.finetune.update(batch_size=8, n_is_public=False, n_bound=62)
+    pipeline.open_job(config, tmp_path / "work")
+
+
+def test_references_of_an_audit_read_the_same_words(base, tmp_path):
+    tiny.write_start(tmp_path)
+    config = _config(base, audit__references=("t5_tiny_pydocs",))
+    config.audit_epsilons = (8.0,)
+    rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
+    write_synthetic(tmp_path / "public_set", rows, {}, None)
+    with pytest.raises(
+        InputError, match=r"^audit.references\[0\] is t5_tiny_pydocs, wh"
+    ):
+        pipeline_data.check_prepared(
+            config,
+            str(tmp_path / "public_set"),
+            str(tmp_path / "spiece.model"),
+            tmp_path,
+        )
+
+
 @pytest.mark.parametrize("stage", ["finetune", "histogram", "adapter"])
 def test_microbatches_hold_whole_users(base, tmp_path, stage):
     changes = {f"{stage}__rows_per_unit": 3, f"{stage}__microbatch_size": 4}
@@ -233,7 +261,7 @@ def test_a_run_of_other_pairs_is_refused_before_all(base, tmp_path):
     rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
     write_synthetic(tmp_path / "public", rows, {}, None)
     check = functools.partial(
-        pipeline_data.check_prepared, config, str(tmp_path / "public"), tmp_path
+        pipeline_data.check_prepared, config, str(tmp_path / "public"), "", tmp_path
     )
     with pytest.raises(InputError, match="of `direct`: .*is not the run that"):
         check()

@@ -196,12 +196,26 @@ def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
         ({"job.canaries.trials": 20}, "settings give 240 canaries"),
         ({"job.audit.guesses": ((0.9, 0.9),)}, "nothing can be guessed both"),
         ({"audit.steps": 5}, "in the settings of `audit`: .*epochs"),
+        ({"audit.batch_size": 5000}, "of `audit`: batch_size 5000 is larger than"),
+        ({"job.retriever.trained": ("zzz",)}, "trained holds 'zzz', which matches no"),
+        (
+            {"sizes.base.finetune": {"lora": {"rank": 0, "alpha": 3.0}}},
+            "^sizes.base.finetune.lora.alpha is 3.0, which does nothing",
+        ),
+        (
+            {"sizes.base.finetune": {"lora": {"rank": 4, "targets": ("zzz",)}}},
+            "`finetune` of size `base`: targets holds 'zzz', which matches no Dense",
+        ),
     ]
     for changes, message in refused:
         with pytest.raises(validation.InputError, match=message) as raised:
             reproduce.run(_paper(small, **changes), tmp_path / "work")
         assert "\n" not in str(raised.value), changes
     assert not (tmp_path / "work").exists()
+    (tmp_path / "work").mkdir()  # a place that is there is no job that has begun
+    with pytest.raises(validation.InputError, match=refused[-1][1]):
+        reproduce.run(_paper(small, **refused[-1][0]), tmp_path / "work")
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_path):

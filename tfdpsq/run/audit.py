@@ -40,6 +40,7 @@ from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
 from tfdpsq.run.core import (
     command,
     layout,
+    pipeline_data,
     records,
     releases,
     settings,
@@ -120,7 +121,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "canaries": workdir.stage_fingerprint(config.canaries),
         "generator": workdir.stage_fingerprint(config.generator),
     }
+    vocabulary = sources.vocabulary_file(trained.vocabulary, config.generator)
     for number, path in enumerate(references):
+        # Else its scores are of other words.
+        where = f"references[{number}]"
+        pipeline_data.require_one_vocabulary(path, str(vocabulary), where)
         inputs[f"reference {number}"] = workdir.model_fingerprint(
             checkpoints.locate(path)
         )

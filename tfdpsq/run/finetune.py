@@ -80,7 +80,7 @@ SETTINGS: settings.Declaration = {
     # The output of `histogram` of these pairs, to synthesize by: what it cost counts
     # within `epsilon`.
     "histogram": settings.Text(""),
-    "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
+    "t5": starting_model.T5,
     # Train a low-rank update only, on the Dense layers that `targets` match
     # (see `layers.apply_lora`); rank 0 trains all weights.
     "lora": {
@@ -174,8 +174,7 @@ def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> 
     """
     config = config.copy_and_resolve_references()
     config.vocabulary, config.init = vocabulary, init
-    model = starting_model.load_generator(config, Tokenizer(vocabulary))
-    acting.require_shape(config, SETTINGS["t5"], model.config)
+    starting_model.load_generator(config, Tokenizer(vocabulary))
     tf.keras.backend.clear_session()
 
 
@@ -199,7 +198,6 @@ def _make(
         spending.require_within(planned, pairs, continuation=continuation)
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
-        acting.require_shape(config, SETTINGS["t5"], model.config)
         optimizer = private_training.make_optimizer(config, plan)
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory

@@ -253,6 +253,7 @@ def open_job(
     pipeline_data.check_data(config)
     if config.audit_epsilons:
         own = config.audit
+        pipeline_data.check_audits(config, config.finetune, "finetune")
         audit.check_guesses(own.guesses, config.canaries.coins)
         audit.members_of(
             beir, config.finetune.split, own.other_splits, own.members, own.seed
@@ -368,9 +369,8 @@ class Job:
             settings = {**data, "init": init, "vocabulary": self.vocabulary}
             stage = (pretrain, config.pretrain)
             self.start = str(self._run(stage, "public_model", True, settings))
-        pipeline_data.check_prepared(config, self.public_pairs, self.private)
-        theirs = config.retriever_init
-        pipeline_data.require_one_vocabulary(theirs, self.vocabulary)
+        found = self.public_pairs, self.vocabulary
+        pipeline_data.check_prepared(config, *found, self.private)
         if not (self.release / "retriever_untrained").exists():
             if config.epsilons or config.audit_epsilons:
                 with pipeline_checks.of_stage("finetune"):
@@ -378,9 +378,8 @@ class Job:
             direct = [config.direct] if config.direct_epsilons else []
             for stage in (config.retriever, *direct):
                 devices = train_retriever.usable(stage, self._devices)
-                train_retriever.try_model(
-                    stage, self.vocabulary, theirs or self.start, devices
-                )
+                init = config.retriever_init or self.start
+                train_retriever.try_model(stage, self.vocabulary, init, devices)
             if config.audit_epsilons:
                 self._try_canaries()
 

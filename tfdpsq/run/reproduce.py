@@ -159,7 +159,8 @@ def run(
         validation.one_of("table", name, tuple(config.tables))
     wanted = {name: config.tables[name].to_dict() for name in names}
     data, sets = reproduce_rows.data_of(config)
-    check(config, wanted, data, sets, fresh=not directory.exists())
+    fresh = not (directory / workdir.CONFIG_FILE).exists()
+    check(config, wanted, data, sets, fresh)
     for trained in (config.job.finetune, config.job.retriever):
         devices.require_share(trained.batch_size)
     directory = workdir.open_workdir(directory, config)
@@ -223,6 +224,10 @@ def check(
         parts, _ = benchmark_sets.locate(stage)
     beir = pipeline_data.validated(job)
     pipeline_data.check_data(job)
+    for size in sorted(sizes):
+        own, where = reproduce_models.of_size(config, size), f"sizes.{size}.finetune"
+        settings.check(own, finetune.SETTINGS, where)
+        acting.require_acting(own, finetune.SETTINGS, finetune.ACTING, where)
     if fresh:
         _try_models(config, job, sorted(sizes), vocabulary)
     if "canaries" in of_measure:
@@ -246,18 +251,13 @@ def _try_models(
         if job.epsilons and not made:
             start = reproduce_models.start_of(config, size)
             with pipeline_checks.of_stage(f"finetune` of size `{size}"):
-                finetune.try_model(_of_size(config, size), vocabulary, start)
+                finetune.try_model(
+                    reproduce_models.of_size(config, size), vocabulary, start
+                )
     if not reproduce_models.resized(config, config.retriever_size, pretrain.RESIZE):
         direct = [job.direct] if job.direct_epsilons else []
         for stage in (job.retriever, *direct):
             train_retriever.try_model(stage, vocabulary, job.init)
-
-
-def _of_size(config: ml_collections.ConfigDict, size: str) -> ml_collections.ConfigDict:
-    """Returns the settings of a size's training."""
-    stage = config.job.finetune.copy_and_resolve_references()
-    stage.update(config.sizes[size].to_dict().get("finetune", {}))
-    return stage
 
 
 def _check_canaries(
@@ -269,10 +269,9 @@ def _check_canaries(
     """Refuses canaries that do not fit the pairs or the lengths, as audits train."""
     trained, own = job.finetune.copy_and_resolve_references(), job.audit
     trained.update(changed)
-    try:
+    with pipeline_checks.of_stage("audit"):
         private_training.check_steps(trained, trains=True)
-    except validation.InputError as error:
-        raise validation.InputError(f"in the settings of `audit`: {error}") from error
+    pipeline_data.check_audits(job, trained, "audit")
     audit.check_guesses(own.guesses, job.canaries.coins)
     audit.members_of(beir, trained.split, own.other_splits, own.members, own.seed)
     # Tried: these are dropped, and the stage draws its own.
@@ -385,7 +384,7 @@ class Rows:
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
-            _of_size(self.config, row.size),
+            reproduce_models.of_size(self.config, row.size),
             f"seed{seed}_generator_{name}",
             free,
             pairs=self.data,
@@ -522,7 +521,7 @@ class Rows:
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self._run(
             finetune,
-            _of_size(self.config, row.size),
+            reproduce_models.of_size(self.config, row.size),
             f"audited_{name}",
             False,
             pairs=str(made / canary_set.DATA),

@@ -66,7 +66,11 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
     for name in ("finetune", "retriever"):
         with of_stage(name):
             private_training.check_steps(config[name], trains=name == "finetune")
-    _check_whole_users(config)
+    require_whole_users("finetune", config.finetune, config.finetune.unit)
+    if config.histogram_epsilon:
+        require_whole_users("histogram", config.histogram, config.finetune.unit)
+    if config.adapter_epsilons:
+        require_whole_users("adapter", config.adapter, config.adapter.unit)
     if config.audit_epsilons:
         _check_audit(config)
     if config.embeddings:
@@ -308,20 +312,20 @@ def _check_retrievers(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def _check_whole_users(config: ml_collections.ConfigDict) -> None:
-    """Refuses microbatches that would part the rows of a user, clipped together."""
-    users = {
-        "finetune": config.finetune.unit,
-        "histogram": config.histogram_epsilon and config.finetune.unit,
-        "adapter": config.adapter_epsilons and config.adapter.unit,
-    }
-    for name, unit in users.items():
-        size, rows = config[name].microbatch_size, config[name].rows_per_unit
-        if unit == "user" and size % rows:
-            raise validation.InputError(
-                f"{name}.microbatch_size is {size}, which parts the {rows} rows of a "
-                f"user ({name}.rows_per_unit). Make it a multiple of them."
-            )
+def require_whole_users(name: str, own: ml_collections.ConfigDict, unit: str) -> None:
+    """Refuses microbatches that would part the rows of a user, clipped together.
+
+    `own` are the settings of the stage `name`.
+
+    Raises:
+      InputError: names the setting.
+    """
+    size, rows = own.microbatch_size, own.rows_per_unit
+    if unit == "user" and size % rows:
+        raise validation.InputError(
+            f"{name}.microbatch_size is {size}, which parts the {rows} rows of a "
+            f"user ({name}.rows_per_unit). Make it a multiple of them."
+        )
 
 
 def _check_audit(config: ml_collections.ConfigDict) -> None:

@@ -83,17 +83,10 @@ def check_data(config: ml_collections.ConfigDict) -> None:
     source = sources.load_source(config.data, own.split, own.unit)
     with pipeline_checks.of_stage("finetune"):
         units = private_training.units_of(source, own.unit, own.user_field)
-        for epsilon in {*config.epsilons, *config.audit_epsilons}:
+        for epsilon in config.epsilons:
             private_training.spec_of(own, units, epsilon=float(epsilon))
         if config.histogram_epsilon:
             _with_histogram(config, units)
-    made = config.canaries
-    added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
-    most = dataclasses.replace(units, count=units.count + added)
-    for epsilon in config.audit_epsilons:
-        # On canaries, about half of whose coins fall.
-        with pipeline_checks.of_stage("finetune"):
-            private_training.spec_of(own, most, epsilon=float(epsilon))
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
@@ -102,6 +95,35 @@ def check_data(config: ml_collections.ConfigDict) -> None:
             direct_training.make_plan(_direct_stage(config, epsilon), units)
     if config.embeddings:
         _check_embeddings(config)
+
+
+def check_audits(
+    config: ml_collections.ConfigDict, own: ml_collections.ConfigDict, name: str
+) -> None:
+    """Refuses plans that do not fit the pairs with canaries.
+
+    How many of these are added, coins decide: batches must fit the fewest units, and δ
+    and `n_bound` the most.
+
+    Args:
+      config: of the job.
+      own: settings of training on canaries.
+      name: where they stand, for the errors.
+
+    Raises:
+      InputError: names the setting.
+    """
+    pipeline_checks.require_whole_users(name, own, own.unit)
+    source = sources.load_source(config.data, own.split, own.unit)
+    units = private_training.units_of(source, own.unit, own.user_field)
+    made = config.canaries
+    fewest = min(made.most_pairs or units.count, units.count)
+    fewest += len(made.forms) * sum(made.repetitions) * made.trials
+    with pipeline_checks.of_stage(name):
+        for epsilon in config.audit_epsilons:
+            for count in (fewest, fewest + made.coins):
+                those = dataclasses.replace(units, count=count)
+                private_training.spec_of(own, those, epsilon=float(epsilon))
 
 
 def _check_embeddings(config: ml_collections.ConfigDict) -> None:
@@ -152,17 +174,24 @@ def check_fit(config: ml_collections.ConfigDict, public_pairs: str) -> None:
 
 
 def check_prepared(
-    config: ml_collections.ConfigDict, public_pairs: str, private: pathlib.Path
+    config: ml_collections.ConfigDict,
+    public_pairs: str,
+    vocabulary: str,
+    private: pathlib.Path,
 ) -> None:
-    """Refuses what does not fit the public pairs, or the key of private fingerprints.
+    """Refuses what does not fit what was prepared, or the key of private fingerprints.
 
     `private` is the directory that holds the key.
 
     Raises:
-      InputError: a batch larger than the public pairs; or hard negatives of `direct`
-        that its stage would refuse.
+      InputError: T5s of another vocabulary; a batch larger than the public pairs; or
+        hard negatives of `direct` that its stage would refuse.
     """
     check_fit(config, public_pairs)
+    require_one_vocabulary(config.retriever_init, vocabulary)
+    references = config.audit.references if config.audit_epsilons else ()
+    for number, path in enumerate(references):
+        require_one_vocabulary(path, vocabulary, f"audit.references[{number}]")
     own, count = config.retriever, sources.load_source(public_pairs, "").count
     if (own.steps or own.epochs) and own.batch_size > count:
         raise validation.InputError(

@@ -86,3 +86,10 @@ def whole_job(
     job.direct_epsilons = epsilons(rows, "direct")
     job.audit_epsilons = epsilons(of_measure.get("canaries", ()), "synthetic")
     return job
+
+
+def of_size(config: ml_collections.ConfigDict, size: str) -> ml_collections.ConfigDict:
+    """Returns the settings of a size's training."""
+    stage = config.job.finetune.copy_and_resolve_references()
+    stage.update(config.sizes[size].to_dict().get("finetune", {}))
+    return stage

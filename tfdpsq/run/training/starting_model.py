@@ -13,7 +13,11 @@ from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config, apply_lora, train_only
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import acting, sources
+from tfdpsq.run.training import training_settings
+
+# The shape of a T5 that starts from random weights; the setting `t5` of `finetune`.
+T5 = training_settings.t5_settings(32128, 8, 6, 512, 1024, 64)
 
 
 def load_generator(
@@ -22,7 +26,8 @@ def load_generator(
     """Loads the generator in `config.init`, or makes a random one by `config.t5`.
 
     Raises:
-      InputError: the vocabulary, or the choice of trained weights, does not fit.
+      InputError: the vocabulary, the choice of trained weights, or a shape in
+        `config.t5` does not fit.
     """
     tf.keras.utils.set_random_seed(config.seed)
     options = (config.dtype, config.rematerialize, config.soft_prompt.length)
@@ -32,6 +37,7 @@ def load_generator(
         tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
+    acting.require_shape(config, T5, model.config)
     tokenizer.require_embeddings(model.config.vocabulary_size, bool(config.init))
     given = config.vocabulary or "the file next to init"
     sources.require_own_vocabulary("vocabulary", given, tokenizer, config.init)
