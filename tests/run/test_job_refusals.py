@@ -112,9 +112,9 @@ def test_what_a_direct_method_is_not_derived_for(base, tmp_path, changes, match)
 
 def test_audits_have_a_delta_for_all_their_canaries(base, tmp_path):
     """1/n is lower with them than without, by as many coins as fall."""
-    config = _config(base, finetune__delta=0.016)  # below 1/60, above 1/75
+    config = _config(base, finetune__delta=0.012)  # below 1/66, above 1/90
     config.audit_epsilons = (8.0,)
-    with pytest.raises(InputError, match="of `finetune`: .*delta is 0.016"):
+    with pytest.raises(InputError, match="of `finetune`: .*delta is 0.012"):
         pipeline.open_job(config, tmp_path / "work")
     config.audit_epsilons = ()
     pipeline.open_job(config, tmp_path / "work")
