@@ -143,7 +143,7 @@ def test_fewer_found_than_asked_is_marked_and_left_out_of_the_run():
 
 
 def test_leaves_that_hold_fewer_documents_than_asked_for():
-    """Of 84 documents, the leaves that are searched hold fewer: it was a traceback."""
+    """Searched leaves hold fewer than all 84 documents: it was a traceback."""
     random = np.random.default_rng(2)
     documents, queries = _unit(random, 84, 8), _unit(random, 12, 8)
     ids = [str(number) for number in range(84)]

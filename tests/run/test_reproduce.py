@@ -204,7 +204,7 @@ def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
         ),
         (
             {"sizes.base.finetune": {"lora": {"rank": 4, "targets": ("zzz",)}}},
-            "`finetune` of size `base`: targets holds 'zzz', which matches no Dense",
+            "`sizes.base.finetune`: targets holds 'zzz', which matches no Dense",
         ),
     ]
     for changes, message in refused:

@@ -73,7 +73,7 @@ def run_directory(directory: str | os.PathLike) -> str:
     """Returns the absolute path of a run's directory, which holds its seeds.
 
     Raises:
-      InputError: it is not a path on this machine, or it lies in a folder "release".
+      InputError: the path is not on this machine, or is inside a folder "release".
     """
     path = validation.local_path("directory", directory)
     for spelling in (path, os.path.realpath(path)):

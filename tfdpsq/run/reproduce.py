@@ -247,13 +247,11 @@ def _try_models(
 ) -> None:
     """Refuses settings that do not fit the T5s that exist; others are made later."""
     for size in sizes:
-        made = reproduce_models.resized(config, size, pretrain.RESIZE)
-        if job.epsilons and not made:
+        if job.epsilons and not reproduce_models.resized(config, size, pretrain.RESIZE):
+            own = reproduce_models.of_size(config, size)
             start = reproduce_models.start_of(config, size)
-            with pipeline_checks.of_stage(f"finetune` of size `{size}"):
-                finetune.try_model(
-                    reproduce_models.of_size(config, size), vocabulary, start
-                )
+            with pipeline_checks.of_stage(f"sizes.{size}.finetune"):
+                finetune.try_model(own, vocabulary, start)
     if not reproduce_models.resized(config, config.retriever_size, pretrain.RESIZE):
         direct = [job.direct] if job.direct_epsilons else []
         for stage in (job.retriever, *direct):
