@@ -15,6 +15,7 @@ from tfdpsq.privacy.proof import choice
 from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.run import choose
 from tfdpsq.run.core import sources, spending, workdir
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import choice_points
 
 _config = _grid.config
@@ -97,6 +98,16 @@ def test_what_cannot_be_certified_is_refused_before_anything_is_paid(
         choose.run(_config(base, **changes), tmp_path / "generator")
     assert not (tmp_path / "generator").exists()
     assert not list((tmp_path / "private").rglob("ledger.jsonl"))
+
+
+def test_a_point_without_microbatches_for_all_replicas(base, tmp_path, logical_cpus):
+    """The points before it would have been paid for."""
+    points = {"a": {}, "b": {"microbatch_size": 64}}
+    config = _config(base, variants=points, axes=(), finetune__steps=3)
+    two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+    with pytest.raises(validation.InputError, match="microbatch_size is 64, .* 2 repl"):
+        choose.run(config, tmp_path / "generator", two)
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_a_selection_that_cannot_be_certified_is_found_before_payment(

@@ -26,6 +26,7 @@ from tfdpsq.run import (
     verify,
 )
 from tfdpsq.run.core import layout, pipeline_checks, pipeline_data, spending
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import document_rates, passes
 from tfdpsq.run.passes.document_rates import Histogram
 from tfdpsq.validation import DataError, InputError
@@ -392,13 +393,13 @@ def test_a_job_plans_its_histogram_within_each_epsilon(base):
     config = tiny.tiny_config(base / "pairs")
     config.histogram_epsilon = 0.4
     pipeline.require_acting(config)
-    pipeline_data.check_data(config)
+    pipeline_data.check_data(config, strategy.DEFAULT)
     plans = pipeline_data.plans_of(config)
     assert set(plans) == {"histogram_eps0.4", "generator_eps8", "retriever_direct_eps8"}
     for histogram_epsilon, epsilon in ((0.4, 1.0), (20.0, 8.0)):
         config.histogram_epsilon, config.epsilons = histogram_epsilon, (epsilon,)
         with pytest.raises(InputError, match="less than 95% would be left beside the"):
-            pipeline_data.check_data(config)
+            pipeline_data.check_data(config, strategy.DEFAULT)
     config.epsilons, config.histogram_epsilon = (math.inf,), 0.4
     with pytest.raises(InputError, match="no generator of epsilons .* would count it"):
         pipeline_checks.check_settings(config)

@@ -1,5 +1,6 @@
 """A job ends before its first paid step where one of its later stages would refuse."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -7,12 +8,14 @@ import operator
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny
 
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import evaluate, finetune, histogram, pipeline
-from tfdpsq.run.core import layout, pipeline_data, sources
+from tfdpsq.run.core import layout, pipeline_data, sources, workdir
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import given_embeddings
 from tfdpsq.run.passes.document_rates import Histogram
 from tfdpsq.run.search import adapted
@@ -108,6 +111,56 @@ def test_documents_of_the_pairs_are_declared_and_counted(base, tmp_path):
 def test_what_a_direct_method_is_not_derived_for(base, tmp_path, changes, match):
     changes = {f"direct__{name}": value for name, value in changes.items()}
     _refused(base, tmp_path / "work", match, direct_epsilons=(8.0,), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (
+            {"finetune__microbatch_size": 64},
+            "of `finetune`: microbatch_size is 64, .* 2 r",
+        ),
+        (
+            {"retriever__batch_size": 15},
+            "of `retriever`: batch_size is 15, which 2 repl",
+        ),
+        (
+            {
+                "direct__method": "public_negatives",
+                "direct__negatives": 8,
+                "direct__microbatch_size": 64,
+            },
+            "of `direct`: microbatch_size is 64, .* 2 replicas",
+        ),
+        (
+            {
+                "direct__method": "microbatch",
+                "direct__batch_size": 16,
+                "direct__microbatch_size": 64,
+            },
+            "of `direct`: microbatch_size is .* 2 replicas",
+        ),
+        ({"direct__method": "naive", "direct__microbatch_size": 64}, None),
+        ({"direct__method": "logit_dp", "direct__microbatch_size": 64}, None),
+    ],
+)
+def test_every_replica_has_a_microbatch(base, tmp_path, logical_cpus, changes, match):
+    config = _config(base, direct_epsilons=(8.0,), **changes)
+    two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+    refused = pytest.raises(InputError, match=match)
+    with refused if match else contextlib.nullcontext():
+        pipeline.open_job(config, tmp_path / "work", two)
+    assert (tmp_path / "work").exists() == (not match)
+    pipeline.open_job(config, tmp_path / "one")  # on one device nothing is wrong
+
+
+def test_audits_of_two_replicas(base, tmp_path, logical_cpus):
+    config = _config(base, audit_epsilons=(8.0,), epsilons=())
+    config.finetune.microbatch_size = 64
+    two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+    with pytest.raises(InputError, match="of `finetune`: microbatch_size is 64"):
+        pipeline.open_job(config, tmp_path / "work", two)
+    pipeline.open_job(config, tmp_path / "work")
 
 
 def test_audits_have_a_delta_for_all_their_canaries(base, tmp_path):
@@ -327,3 +380,11 @@ def test_no_generator_is_paid_for_a_histogram_that_is_none(tmp_path, monkeypatch
         finetune.run(config, release / "generator")
     runs = tmp_path / "private" / "runs"
     assert {path.parent.name for path in runs.rglob(ledger.FILE_NAME)} <= {"histogram"}
+
+
+@pytest.mark.parametrize("place", ["release/generator_eps8", "private/evaluation"])
+def test_an_output_without_a_job_is_refused_before_all(base, tmp_path, place):
+    (tmp_path / place).mkdir(parents=True)
+    with pytest.raises(InputError, match=f"{place} exists, but no job has begun in"):
+        pipeline.open_job(_config(base), tmp_path)
+    assert not (tmp_path / workdir.CONFIG_FILE).exists()

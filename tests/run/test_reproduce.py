@@ -11,6 +11,7 @@ import time
 import types
 
 import pytest
+import tensorflow as tf
 import tiny
 import tiny_sets
 
@@ -228,6 +229,15 @@ def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_p
     reproduce.check(config, {"2": wanted["2"]}, data, {}, fresh=True)
     with pytest.raises(validation.InputError, match="nowhere does not exist"):
         reproduce.check(config, {"3": wanted["3"]}, data, {}, fresh=True)
+
+
+def test_every_replica_has_a_microbatch(small, tmp_path, logical_cpus):
+    name = "sizes.base.finetune"
+    config = _paper(small, **{name: {"microbatch_size": 64}})
+    two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+    with pytest.raises(validation.InputError, match=f"of `{name}`: microbatch_size is"):
+        reproduce.run(config, tmp_path / "work", devices=two)
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.slow

@@ -21,6 +21,22 @@ def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
     return min(microbatch_size, plan.max_rows)
 
 
+def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> int:
+    """Returns the microbatches of the largest batch, at least one for each replica.
+
+    Raises:
+      InputError: there are fewer than replicas.
+    """
+    microbatches = -(-max_rows // microbatch_size)
+    if replicas > microbatches:
+        raise validation.InputError(
+            f"microbatch_size is {microbatch_size}, so that the largest batch, of "
+            f"{max_rows} rows, has {microbatches} microbatches, and of {replicas} "
+            "replicas some would never have one. Lower it, or use fewer replicas."
+        )
+    return microbatches
+
+
 def padded_rows(
     plan: PrivacyPlan,
     count: int,
@@ -51,14 +67,7 @@ def padded_rows(
     if coupled and microbatch_size is not None:
         return -(-plan.max_rows // microbatch_size) * microbatch_size
     if microbatch_size is not None:
-        microbatches = -(-plan.max_rows // microbatch_size)
-        if replicas > microbatches:
-            raise validation.InputError(
-                f"microbatch_size is {microbatch_size}, so that the largest batch, of "
-                f"{plan.max_rows} rows, has {microbatches} microbatches, and of "
-                f"{replicas} replicas some would never have one. Lower it, or use "
-                "fewer replicas."
-            )
+        microbatches = require_microbatches(plan.max_rows, microbatch_size, replicas)
         each = rows_at_once(plan, microbatch_size)
         return -(-microbatches // replicas) * replicas * each
     if replicas > 1:

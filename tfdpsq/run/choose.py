@@ -165,7 +165,12 @@ class _Choice:
     def make(self, out: pathlib.Path) -> dict[str, Any]:
         train, held_out = self._pairs()
         points, delta = choice_points.planned(
-            self._config, train, self._own, self._run, self._inputs
+            self._config,
+            train,
+            self._own,
+            self._run,
+            self._inputs,
+            self._devices.replicas,
         )
         if spending.is_limited():
             self._require_within_budget(points, train)

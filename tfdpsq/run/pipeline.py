@@ -246,14 +246,12 @@ def open_job(
     settings.check(config, SETTINGS)
     require_acting(config)
     pipeline_checks.check_settings(config)
-    for trained in (config.finetune, config.retriever):
-        devices.require_share(trained.batch_size)
     given, config = config, _with_pairs(config, directory)
     beir = pipeline_data.validated(config)
-    pipeline_data.check_data(config)
+    pipeline_data.check_data(config, devices)
     if config.audit_epsilons:
         own = config.audit
-        pipeline_data.check_audits(config, config.finetune, "finetune")
+        pipeline_data.check_audits(config, config.finetune, "finetune", devices)
         audit.check_guesses(own.guesses, config.canaries.coins)
         audit.members_of(
             beir, config.finetune.split, own.other_splits, own.members, own.seed

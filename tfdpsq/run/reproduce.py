@@ -160,9 +160,7 @@ def run(
     wanted = {name: config.tables[name].to_dict() for name in names}
     data, sets = reproduce_rows.data_of(config)
     fresh = not (directory / workdir.CONFIG_FILE).exists()
-    check(config, wanted, data, sets, fresh)
-    for trained in (config.job.finetune, config.job.retriever):
-        devices.require_share(trained.batch_size)
+    check(config, wanted, data, sets, fresh, devices)
     directory = workdir.open_workdir(directory, config)
     rows = Rows(config, directory, data, sets, devices)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
@@ -181,6 +179,7 @@ def check(
     data: str,
     sets: Mapping[str, str],
     fresh: bool,
+    devices: strategy.Devices = strategy.DEFAULT,
 ) -> None:
     """Refuses what a later stage would refuse, when others have been paid for.
 
@@ -190,6 +189,7 @@ def check(
       data: the pairs.
       sets: {name: directory} of the zero-shot sets made from `data`.
       fresh: whether nothing was made yet. Zero-shot sets are then read whole.
+      devices: those that stages train on.
 
     Raises:
       InputError: names the setting, the set or the checkpoint.
@@ -223,15 +223,16 @@ def check(
         zero_shot.check_settings(stage)
         parts, _ = benchmark_sets.locate(stage)
     beir = pipeline_data.validated(job)
-    pipeline_data.check_data(job)
+    pipeline_data.check_data(job, devices)
     for size in sorted(sizes):
         own, where = reproduce_models.of_size(config, size), f"sizes.{size}.finetune"
         settings.check(own, finetune.SETTINGS, where)
         acting.require_acting(own, finetune.SETTINGS, finetune.ACTING, where)
+        pipeline_data.check_generators(job, own, where, devices)
     if fresh:
-        _try_models(config, job, sorted(sizes), vocabulary)
+        _try_models(config, job, sorted(sizes), vocabulary, devices)
     if "canaries" in of_measure:
-        _check_canaries(job, _of_audit(config), beir, vocabulary)
+        _check_canaries(job, _of_audit(config), beir, vocabulary, devices)
     if "zero_shot" in of_measure and fresh:
         for part in parts:
             of_part = sources.open_beir(part.path, part.as_published)
@@ -244,6 +245,7 @@ def _try_models(
     job: ml_collections.ConfigDict,
     sizes: Sequence[str],
     vocabulary: str,
+    devices: strategy.Devices,
 ) -> None:
     """Refuses settings that do not fit the T5s that exist; others are made later."""
     for size in sizes:
@@ -253,9 +255,9 @@ def _try_models(
             with pipeline_checks.of_stage(f"sizes.{size}.finetune"):
                 finetune.try_model(own, vocabulary, start)
     if not reproduce_models.resized(config, config.retriever_size, pretrain.RESIZE):
-        direct = [job.direct] if job.direct_epsilons else []
-        for stage in (job.retriever, *direct):
-            train_retriever.try_model(stage, vocabulary, job.init)
+        for stage in (job.retriever, *([job.direct] if job.direct_epsilons else [])):
+            usable = train_retriever.usable(stage, devices)
+            train_retriever.try_model(stage, vocabulary, job.init, usable)
 
 
 def _check_canaries(
@@ -263,13 +265,14 @@ def _check_canaries(
     changed: Mapping[str, Any],
     beir: BeirDirectory,
     vocabulary: str,
+    devices: strategy.Devices,
 ) -> None:
     """Refuses canaries that do not fit the pairs or the lengths, as audits train."""
     trained, own = job.finetune.copy_and_resolve_references(), job.audit
     trained.update(changed)
     with pipeline_checks.of_stage("audit"):
         private_training.check_steps(trained, trains=True)
-    pipeline_data.check_audits(job, trained, "audit")
+    pipeline_data.check_audits(job, trained, "audit", devices)
     audit.check_guesses(own.guesses, job.canaries.coins)
     audit.members_of(beir, trained.split, own.other_splits, own.members, own.seed)
     # Tried: these are dropped, and the stage draws its own.

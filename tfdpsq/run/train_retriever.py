@@ -25,7 +25,6 @@ from typing import Any
 import ml_collections
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
@@ -173,27 +172,7 @@ def run(
     return stage
 
 
-def usable(
-    config: ml_collections.ConfigDict, devices: strategy.Devices
-) -> strategy.Devices:
-    """Returns the part of a job's devices that the method can use.
-
-    Returns:
-      The same, with one step per loop where the method takes no loops. For
-      "logit_dp", whose rows must stay together, one device, with a warning.
-    """
-    if config.method in ("naive", "microbatch"):
-        return devices
-    one = dataclasses.replace(devices, steps_per_loop=1)
-    if not direct_training.on_one_device(config.method) or devices.replicas == 1:
-        return one
-    logging.warning(
-        "method %r needs its rows on one device: it trains on the default device, not "
-        "on the job's %d replicas (under a TPU: on the host)",
-        config.method,
-        devices.replicas,
-    )
-    return dataclasses.replace(one, strategy=None)
+usable = direct_training.usable
 
 
 def try_model(

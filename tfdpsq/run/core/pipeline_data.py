@@ -17,6 +17,7 @@ from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.core import layout, pipeline_checks, sources
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import reranking
 from tfdpsq.run.training import (
@@ -65,8 +66,10 @@ def _splits_of(
     return tuple(dict.fromkeys(named.values()))
 
 
-def check_data(config: ml_collections.ConfigDict) -> None:
+def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> None:
     """Refuses plans that do not fit the pairs, and a featurizer that is not there.
+
+    `devices` are those of the job; plans must fit them, too.
 
     Raises:
       InputError: names the setting.
@@ -79,26 +82,59 @@ def check_data(config: ml_collections.ConfigDict) -> None:
             "digits, as BM25 counts them, and this job compares its rows with BM25. "
             "Write words apart, with spaces."
         )
-    own = config.finetune
-    source = sources.load_source(config.data, own.split, own.unit)
-    with pipeline_checks.of_stage("finetune"):
-        units = private_training.units_of(source, own.unit, own.user_field)
-        for epsilon in config.epsilons:
-            private_training.spec_of(own, units, epsilon=float(epsilon))
-        if config.histogram_epsilon:
+    with pipeline_checks.of_stage("retriever"):
+        devices.require_share(config.retriever.batch_size)
+    units = check_generators(config, config.finetune, "finetune", devices)
+    if config.histogram_epsilon:
+        with pipeline_checks.of_stage("finetune"):
             _with_histogram(config, units)
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
         with pipeline_checks.of_stage("direct"):
             units = private_training.Units(source.count, None, True)
-            direct_training.make_plan(_direct_stage(config, epsilon), units)
+            stage = _direct_stage(config, epsilon)
+            usable = direct_training.usable(stage, devices)
+            direct_training.plan_on(stage, units, usable)
     if config.embeddings:
         _check_embeddings(config)
 
 
+def check_generators(
+    config: ml_collections.ConfigDict,
+    own: ml_collections.ConfigDict,
+    name: str,
+    devices: strategy.Devices,
+) -> private_training.Units:
+    """Refuses plans of generators that do not fit the pairs or the devices.
+
+    Args:
+      config: of the job.
+      own: settings of training.
+      name: where they stand, for the errors.
+      devices: those of the job.
+
+    Returns:
+      The units of the pairs.
+
+    Raises:
+      InputError: names the setting.
+    """
+    source = sources.load_source(config.data, own.split, own.unit)
+    with pipeline_checks.of_stage(name):
+        devices.require_share(own.batch_size)
+        units = private_training.units_of(source, own.unit, own.user_field)
+        for epsilon in config.epsilons:
+            spec = private_training.spec_of(own, units, epsilon=float(epsilon))
+            private_training.require_microbatches(own, spec, devices.replicas)
+    return units
+
+
 def check_audits(
-    config: ml_collections.ConfigDict, own: ml_collections.ConfigDict, name: str
+    config: ml_collections.ConfigDict,
+    own: ml_collections.ConfigDict,
+    name: str,
+    devices: strategy.Devices,
 ) -> None:
     """Refuses plans that do not fit the pairs with canaries.
 
@@ -109,6 +145,7 @@ def check_audits(
       config: of the job.
       own: settings of training on canaries.
       name: where they stand, for the errors.
+      devices: those of the job.
 
     Raises:
       InputError: names the setting.
@@ -123,7 +160,8 @@ def check_audits(
         for epsilon in config.audit_epsilons:
             for count in (fewest, fewest + made.coins):
                 those = dataclasses.replace(units, count=count)
-                private_training.spec_of(own, those, epsilon=float(epsilon))
+                spec = private_training.spec_of(own, those, epsilon=float(epsilon))
+                private_training.require_microbatches(own, spec, devices.replicas)
 
 
 def _check_embeddings(config: ml_collections.ConfigDict) -> None:

@@ -35,7 +35,7 @@ import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
 from tfdpsq.privacy.proof import certificate_files
-from tfdpsq.run.core import outputs, releases
+from tfdpsq.run.core import layout, outputs, releases
 
 STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
@@ -212,10 +212,24 @@ def _opened(
                 "or move this one away to start again."
             )
         maker = {key: found[key] for key in maker if key in found}
+    else:
+        _require_unused(path.parent)
     opened = outputs.open_directory(output)
     with outputs.owner_only():
         files.check_writable(opened)
     return opened, maker
+
+
+def _require_unused(directory: pathlib.Path) -> None:
+    """Refuses outputs where no job has begun: a stage would be refused their place."""
+    for folder in (releases.RELEASE_FOLDER, "private"):
+        here = directory / folder
+        for found in sorted(here.iterdir()) if here.is_dir() else ():
+            if found.is_dir() and not found.name.startswith(layout.IMPORTED):
+                raise validation.InputError(
+                    f"{found} exists, but no job has begun in {directory}, which has "
+                    f"no {CONFIG_FILE}. Use another --workdir."
+                )
 
 
 def run_stage(

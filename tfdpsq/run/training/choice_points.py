@@ -124,11 +124,13 @@ def planned(
     own: pathlib.Path,
     run_of: Callable[[str], pathlib.Path],
     inputs: Mapping[str, str],
+    replicas: int = 1,
 ) -> tuple[list[Point], float]:
     """Returns the points with their budgets, which the first call writes down.
 
     `train` are the training pairs of all points, `own` is the directory of the grid's
-    records, `run_of` maps a point's name to the directory of its ledger.
+    records, `run_of` maps a point's name to the directory of its ledger; `replicas`
+    share each batch.
 
     Returns:
       The points, and δ of all of them together.
@@ -169,6 +171,8 @@ def planned(
         if specs[0].private:
             total = float(config.finetune.epsilon)
             specs = privacy.share_epsilon(specs, total, delta)
+        for point, spec in zip(points, specs):
+            private_training.require_microbatches(point.stage, spec, replicas)
         _try(points, specs)
         if specs[0].private:
             _require_certifiable(config, points, specs, delta)

@@ -18,6 +18,7 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
+from tfdpsq.privacy import batches
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.stored_pairs import WithVectors
 from tfdpsq.retriever.training import encode_rows
@@ -125,6 +126,29 @@ def on_one_device(method: str) -> bool:
     return method == "logit_dp"
 
 
+def usable(
+    config: ml_collections.ConfigDict, devices: strategy.Devices
+) -> strategy.Devices:
+    """Returns the part of a job's devices that the method can use.
+
+    Returns:
+      The same, with one step per loop where the method takes no loops. For
+      "logit_dp", whose rows must stay together, one device, with a warning.
+    """
+    if config.method in ("naive", "microbatch"):
+        return devices
+    one = dataclasses.replace(devices, steps_per_loop=1)
+    if not on_one_device(config.method) or devices.replicas == 1:
+        return one
+    logging.warning(
+        "method %r needs its rows on one device: it trains on the default device, not "
+        "on the job's %d replicas (under a TPU: on the host)",
+        config.method,
+        devices.replicas,
+    )
+    return dataclasses.replace(one, strategy=None)
+
+
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
     """Refuses several devices for a method whose rows must stay together."""
     if on_one_device(method) and devices.replicas > 1:
@@ -195,6 +219,36 @@ def make_plan(
     )
 
 
+def plan_on(
+    config: ml_collections.ConfigDict,
+    units: private_training.Units,
+    devices: strategy.Devices,
+) -> privacy.PrivacyPlan:
+    """Returns the plan of the config's method, which `devices` can run.
+
+    Raises:
+      InputError: what `make_plan` raises, or a batch that replicas cannot share.
+    """
+    _require_derived(config)
+    _require_devices(config.method, config.batch_size, devices)
+    plan = make_plan(config, units)
+    if config.method in ("microbatch", "public_negatives"):
+        rows = _rows_at_a_time(config, plan)
+        batches.require_microbatches(plan.max_rows, rows, devices.replicas)
+    return plan
+
+
+def _rows_at_a_time(
+    config: ml_collections.ConfigDict, plan: privacy.PrivacyPlan
+) -> int:
+    """Returns the rows differentiated at a time; of "microbatch", whole groups."""
+    if config.method != "microbatch":
+        return config.microbatch_size
+    capacity = plan.group_capacity
+    rows = min(max(config.microbatch_size, capacity), plan.max_rows)
+    return rows // capacity * capacity
+
+
 def planned(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
@@ -215,10 +269,8 @@ def planned(
             f"{source.path} holds no private queries: use method 'plain'."
         )
     devices = context.devices
-    _require_derived(config)
-    _require_devices(config.method, config.batch_size, devices)
     units = private_training.units_of(source, config.unit, config.user_field)
-    plan = make_plan(config, units)
+    plan = plan_on(config, units, devices)
     continuation = continuing.continuation_of(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
         own, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
@@ -263,7 +315,7 @@ def train(
                 model, corpus, config.negatives, config.seed, config.refresh_every
             )
             options = {
-                "microbatch_size": config.microbatch_size,
+                "microbatch_size": _rows_at_a_time(config, plan),
                 "layers": loss.layers,
                 "before_step": loss.refresh,
                 "state": loss.state,
@@ -376,11 +428,9 @@ def _in_batch_loss(
             lambda batch: privacy.Terms(*terms(batch)),
             {"microbatch_size": None, "layers": terms.layers},
         )
-    capacity = plan.group_capacity
-    loss = retriever.GroupLosses(model, capacity)
-    rows = min(max(config.microbatch_size, capacity), plan.max_rows)
-    whole_groups = rows // capacity * capacity
-    return loss, {"microbatch_size": whole_groups, "layers": loss.layers}
+    loss = retriever.GroupLosses(model, plan.group_capacity)
+    rows = _rows_at_a_time(config, plan)
+    return loss, {"microbatch_size": rows, "layers": loss.layers}
 
 
 def facts(

@@ -21,7 +21,8 @@ from tfdpsq.data import RowStore, write_rows
 from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
-from tfdpsq.privacy import checkpoint, workers
+from tfdpsq.privacy import batches, checkpoint, workers
+from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
@@ -155,6 +156,18 @@ def spec_of(
         "secure": config.secure,
     }
     return privacy.PrivacySpec(**{**fields, **changes})
+
+
+def require_microbatches(
+    config: ml_collections.ConfigDict, spec: privacy.PrivacySpec, replicas: int
+) -> None:
+    """Refuses more replicas than the microbatches of the spec's largest batch.
+
+    Raises:
+      InputError: names `microbatch_size`.
+    """
+    rows = plans.max_batch_size_of(spec) * spec.rows_per_unit
+    batches.require_microbatches(rows, config.microbatch_size, replicas)
 
 
 def counting_spec(
