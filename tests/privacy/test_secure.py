@@ -456,7 +456,7 @@ def test_a_missing_library_is_named_before_anything_is_spent(monkeypatch):
     plan = _plan()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
     for begin in (lambda: make_optimizer(plan, 0.1), plan.sampler):
-        with pytest.raises(ImportError, match=r"pip install 'tfdpsq\[secure\]'"):
+        with pytest.raises(InputError, match=r"pip install 'tfdpsq\[secure\]'"):
             begin()
 
 

@@ -190,8 +190,8 @@ SETTINGS = {
         ("trials=-1", "trials is -1; it must be an integer"),
     ],
     "audit": [
-        ("confidence=1", "confidence is 1.0; it must lie in (0, 1)"),
-        ("confidence=nan", "confidence is nan; it must lie in (0, 1)"),
+        ("confidence=1", "confidence is 1.0; it must lie in (0.5, 1)"),
+        ("confidence=nan", "confidence is nan; it must lie in (0.5, 1)"),
         ("members=1", "members is 1; it must be an integer of at least 2. A comp"),
         ("top=0", "top is 0; it must be an integer of at least 1"),
         ("canaries=", "canaries is ''. Give the directory that the stage canaries"),

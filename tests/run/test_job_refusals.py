@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import json
 import operator
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -154,34 +156,112 @@ def test_every_replica_has_a_microbatch(base, tmp_path, logical_cpus, changes, m
     pipeline.open_job(config, tmp_path / "one")  # on one device nothing is wrong
 
 
+def _unpaid(config, work, match, devices=strategy.DEFAULT):
+    """Runs a job that is refused when its canaries are made, before all that costs."""
+    config.audit_epsilons = (8.0,)
+    with pytest.raises(InputError, match=match):
+        pipeline.run(config, work, devices)
+    assert not list(work.rglob(ledger.FILE_NAME))
+
+
 def test_audits_of_two_replicas(base, tmp_path, logical_cpus):
-    config = _config(base, audit_epsilons=(8.0,), epsilons=())
-    config.finetune.microbatch_size = 64
+    config = _config(base, epsilons=(), finetune__microbatch_size=64)
     two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
-    with pytest.raises(InputError, match="of `finetune`: microbatch_size is 64"):
-        pipeline.open_job(config, tmp_path / "work", two)
-    pipeline.open_job(config, tmp_path / "work")
+    _unpaid(config, tmp_path / "work", "of `finetune`: microbatch_size is 64", two)
 
 
-def test_audits_have_a_delta_for_all_their_canaries(base, tmp_path):
-    """1/n is lower with them than without, by as many coins as fall."""
-    config = _config(base, finetune__delta=0.012)  # below 1/66, above 1/90
-    config.audit_epsilons = (8.0,)
-    with pytest.raises(InputError, match="of `finetune`: .*delta is 0.012"):
-        pipeline.open_job(config, tmp_path / "work")
-    config.audit_epsilons = ()
-    pipeline.open_job(config, tmp_path / "work")
+def test_audits_fit_the_pairs_with_canaries(base, tmp_path):
+    """Of 60 pairs, 5 are left, with 2 rows of a form, and some of 24 coins'."""
+    five = {"canaries__most_pairs": 5}
+    config = _config(base, **five, finetune__batch_size=32)
+    _unpaid(config, tmp_path / "a", "of `finetune`: batch_size 32 is larger than")
+    config = _config(base, epsilons=(), finetune__n_is_public=False)
+    config.finetune.n_bound = 61
+    _unpaid(config, tmp_path / "b", "n_bound is 61, but the data hold more")
+    # As many users as pairs that are kept, and one for all rows of a canary.
+    config = _config(base, **five, canaries__repetitions=(30,), epsilons=())
+    config.canaries.coins, config.audit.guesses = 0, ((0.2, 0.2),)
+    config.finetune.update(unit="user", batch_size=16, microbatch_size=16)
+    shutil.copytree(base / "pairs", tmp_path / "of_users")
+    config.data = str(tmp_path / "of_users")
+    path = tmp_path / "of_users" / "queries.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    given = ({**line, "metadata": {"user_id": line["_id"]}} for line in lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in given))
+    _unpaid(config, tmp_path / "c", "of `finetune`: batch_size 16 is larger than")
 
 
-def test_audits_fit_the_pairs_that_are_kept(base, tmp_path):
-    """At most 29 units: 5 pairs, 2 rows of a form, and coins."""
-    config = _config(base, canaries__most_pairs=5, finetune__batch_size=24)
-    config.audit_epsilons = (8.0,)
-    with pytest.raises(InputError, match="of `finetune`: batch_size 24 is larger than"):
-        pipeline.open_job(config, tmp_path / "work")
-    assert not (tmp_path / "work").exists()
-    config.finetune.update(batch_size=8, n_is_public=False, n_bound=62)
-    pipeline.open_job(config, tmp_path / "work")
+def test_canaries_are_made_before_all_that_costs(base, tmp_path):
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    path = tmp_path / "pairs" / "queries.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[::2]:
+        line["metadata"] = {"user_id": "a"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = _config(base)
+    config.data = str(tmp_path / "pairs")
+    _unpaid(config, tmp_path / "a", "user_id', which some queries .* or none")
+    config = _config(base, finetune__query_length=8, synthesize__query_length=8)
+    _unpaid(config, tmp_path / "b", "of `finetune`: .* query_length")
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        ({"audit__top": 20}, "top is 20, but a canary's secret has 20 candidates"),
+        ({"audit__confidence": 0.5}, r"audit.confidence is 0.5; .* \(0.5, 1\)"),
+        (
+            {"audit__guesses": ((0.02, 0.98),)},
+            r"guesses holds \(0.02, 0.98\), which are \(1, 24\) of the 24 canaries",
+        ),
+        ({"audit__guesses": ((0.0, 1.0),)}, r"\(1, 24\) of the 24 canaries"),
+    ],
+)
+def test_what_cannot_be_asked_of_canaries(base, tmp_path, changes, match):
+    _refused(base, tmp_path / "work", match, audit_epsilons=(8.0,), **changes)
+
+
+def test_plans_are_made_before_adapters_are_paid(base, tmp_path):
+    """A delta that only the accountant refuses."""
+    match = "of `finetune`: delta is 1e-16, too small for accountant 'pld'"
+    small = {"finetune__accountant": "pld", "finetune__delta": 1e-16}
+    _refused(base, tmp_path / "work", match, "embedded", **small)
+
+
+def test_a_missing_generator_of_secure_draws_is_told_first(base, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    match = "of `direct`: secure is True, but its cryptographic generator is not inst"
+    _refused(base, tmp_path / "work", match, direct__secure=True)
+
+
+def test_what_no_stage_has_used_can_be_corrected(base, tmp_path):
+    """A job that a late stage refuses goes on, and pays nothing again."""
+    work = tmp_path / "work"
+    pipeline.open_job(_config(base), work)
+    for made in ("release/generator_eps8", "private/runs/retriever_direct_eps8"):
+        (work / made).mkdir(parents=True)
+    for changes in (
+        {"audit__top": 5},
+        {"evaluate__k": 50},
+        {"canaries__trials": 2},
+        {"synthesize__top_k": 3},
+        {"examples": 1},
+    ):
+        pipeline.open_job(_config(base, **changes), work)
+    pipeline.open_job(_config(base), work)
+    written = (work / workdir.CONFIG_FILE).read_text()
+    for changes in (
+        {"finetune__steps": 4},
+        {"direct__clip_norm": 2.0},
+        {"epsilons": (3.0,)},
+        {"seed": 6},
+    ):
+        with pytest.raises(InputError, match="another config .* Set it back to go on"):
+            pipeline.open_job(_config(base, **changes), work)
+    assert (work / workdir.CONFIG_FILE).read_text() == written
+    (work / "private" / "evaluation").mkdir()
+    with pytest.raises(InputError, match="evaluate.k: 100 there, 50 now"):
+        pipeline.open_job(_config(base, evaluate__k=50), work)
 
 
 def test_references_of_an_audit_read_the_same_words(base, tmp_path):

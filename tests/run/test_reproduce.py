@@ -193,12 +193,18 @@ def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
         ({"job.evaluate.rerank.depth": 7}, "rerank.depth is 7, which does nothing"),
         ({"job.fit_rerank": True}, "job.fit_rerank is True, which does nothing"),
         ({"job.direct.batch_size": 100}, "direct.batch_size 100 is larger than"),
-        ({"job.finetune.document_length": 32}, "a canary's secret has more than docu"),
         ({"job.canaries.trials": 20}, "settings give 240 canaries"),
         ({"job.audit.guesses": ((0.9, 0.9),)}, "nothing can be guessed both"),
         ({"audit.steps": 5}, "in the settings of `audit`: .*epochs"),
-        ({"audit.batch_size": 5000}, "of `audit`: batch_size 5000 is larger than"),
         ({"job.retriever.trained": ("zzz",)}, "trained holds 'zzz', which matches no"),
+        (
+            {"job.canaries.repetitions": (5, 50)},
+            "the column 'rank, 10', but .* rank, 5",
+        ),
+        ({"job.canaries.trials": 0}, "holds the column 'rank, 10'"),
+        ({"zero_shot.metrics": ("ndcg@10",)}, "tables.5-recall.metric is 'recall@10'"),
+        ({"zero_shot.private": True, "zero_shot.strict": True}, "strict is True and p"),
+        ({"job.audit.top": 100}, "of `job`: .*top is 100, but a canary's"),
         (
             {"sizes.base.finetune": {"lora": {"rank": 0, "alpha": 3.0}}},
             "^sizes.base.finetune.lora.alpha is 3.0, which does nothing",
@@ -223,12 +229,87 @@ def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_p
     config = _paper(small)
     wanted = {name: table.to_dict() for name, table in config.tables.items()}
     data = config.job.data
-    reproduce.check(config, wanted, data, {}, fresh=True)
+    reproduce.check(config, wanted, data, {}, pathlib.Path("none"))
     # Retrieval alone needs neither zero-shot sets nor the weights of other sizes.
     config = _paper(small, **{"zero_shot.root": "", "sizes.xl.init": "nowhere"})
-    reproduce.check(config, {"2": wanted["2"]}, data, {}, fresh=True)
+    reproduce.check(config, {"2": wanted["2"]}, data, {}, pathlib.Path("none"))
     with pytest.raises(validation.InputError, match="nowhere does not exist"):
-        reproduce.check(config, {"3": wanted["3"]}, data, {}, fresh=True)
+        reproduce.check(config, {"3": wanted["3"]}, data, {}, pathlib.Path("none"))
+
+
+def test_tables_are_checked_before_their_rows_are_made(small, tmp_path):
+    whole = paper.TABLES["2"]
+    for change, message in (
+        (3, "tables.2 is 3; a table has the entries title, measure"),
+        ({**whole, "paper": None}, "tables.2.paper is None; take a table"),
+        ({**whole, "measure": "foo"}, "tables.2.measure is 'foo'; choose one of"),
+        ({**whole, "columns": ("ndcg@10", "foo@3")}, "metric is 'foo@3'"),
+        ({**whole, "controls": ("direct-inf",)}, "the row 'direct-inf'; rows are"),
+        ({**whole, "paper": {"original": (0.1,)}}, "has 1 numbers for 'original'"),
+        ({**whole, "claims": (("a", "b", "ndcg@10"),)}, "of tables.2.claims is 'a'"),
+        ({**whole, "claims": (("original",),)}, "tables.2.claims holds"),
+    ):
+        config = _paper(small)
+        with config.unlocked():
+            config.tables = {"2": change}
+        with pytest.raises(validation.InputError, match=message):
+            reproduce.run(config, tmp_path / "work", ["2"])
+        assert not (tmp_path / "work").exists()
+
+
+def test_rows_of_a_later_table_are_tried_too(small, tmp_path):
+    """Only what the first table made is not tried again."""
+    config = _paper(small)
+    (tmp_path / "release" / "seed0_generator_base_eps3").mkdir(parents=True)
+    config.sizes.small.finetune = {"lora": {"rank": 4, "targets": ("zzz",)}}
+    wanted = {"3": config.tables["3"].to_dict()}
+    with pytest.raises(validation.InputError, match="`sizes.small.finetune`: targets"):
+        reproduce.check(config, wanted, config.job.data, {}, tmp_path)
+    (tmp_path / "release" / "seed0_generator_small_eps3").mkdir()
+    reproduce.check(config, wanted, config.job.data, {}, tmp_path)
+
+
+def test_a_size_s_microbatches_hold_whole_users(small):
+    config = _paper(small, **{"job.finetune.unit": "user"})
+    config.job.finetune.rows_per_unit = 2
+    config.sizes.base.finetune = {"microbatch_size": 5}
+    wanted = {"2": config.tables["2"].to_dict()}
+    match = "^sizes.base.finetune.microbatch_size is 5, which parts the 2 rows"
+    with pytest.raises(validation.InputError, match=match):
+        reproduce.check(config, wanted, config.job.data, {}, pathlib.Path("none"))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"audit.batch_size": 5000}, "of `audit`: batch_size 5000 is larger than"),
+        ({"job.finetune.document_length": 32}, "a canary's secret has more than docu"),
+    ],
+)
+def test_audits_are_planned_on_their_canaries(small, tmp_path, changes, message):
+    config = _paper(small, **changes)
+    with pytest.raises(validation.InputError, match=message):
+        reproduce.run(config, tmp_path / "work", ["7"])
+    assert (tmp_path / "work" / "private" / "canaries").is_dir()
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_canaries_have_users_where_the_pairs_have_theirs(small, tmp_path):
+    """And secrets that no seed tells."""
+    shutil.copytree(small / "pairs", tmp_path / "pairs")
+    path = tmp_path / "pairs" / "queries.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    given = ({**line, "metadata": {"author": f"a{line['_id']}"}} for line in lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in given))
+    of_users = {"job.finetune.unit": "user", "job.finetune.user_field": "author"}
+    data = {"job.data": str(tmp_path / "pairs")}
+    config = _paper(small, **data, **of_users)
+    rows = reproduce.Rows(config, tmp_path / "work", config.job.data, {})
+    rows.check_canaries([reproduce_rows.row_of("synthetic-base-eps16")])
+    made = tmp_path / "work" / "private" / "canaries"
+    canary = json.loads((made / "data" / "queries.jsonl").read_text().splitlines()[-1])
+    assert set(canary["metadata"]) == {"author"}
+    assert json.loads((made / "stage.json").read_text())["config"]["seed"] < 0
 
 
 def test_every_replica_has_a_microbatch(small, tmp_path, logical_cpus):

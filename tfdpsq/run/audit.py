@@ -61,7 +61,7 @@ SETTINGS: settings.Declaration = {
         ("dev", "test"), settings.Text("", required=True), 1
     ),
     "top": settings.Integer(10, 1, 10000),
-    "confidence": settings.Number(0.95, 0, 1, low_open=True, high_open=True),
+    "confidence": settings.Number(0.95, 0.5, 1, low_open=True, high_open=True),
     "batch_size": settings.Integer(64),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
@@ -105,7 +105,14 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             f"{config.canaries} holds no canary, so there is nothing to look for. Make "
             "canaries again, with trials or coins above 0."
         )
-    check_guesses(config.guesses, sum(canary.coin for canary in made))
+    check_settings(
+        config,
+        sum(canary.coin for canary in made),
+        min(
+            (1 + len(canary.candidates) for canary in made if not canary.coin),
+            default=0,
+        ),
+    )
     trained = audit_subject.training_of(config.generator, config.canaries)
     data = audit_subject.data_of(config.canaries)
     canary_set.require_inserted(config.canaries, made, data, trained.split)
@@ -153,15 +160,29 @@ def _check(config: ml_collections.ConfigDict) -> None:
                 f"{name} is {config[name]!r}. Give the directory that the stage "
                 f"{maker} wrote; a generator must have been trained on the canaries."
             )
-    check_guesses(config.guesses, 0)
+    check_settings(config, 0, 0)
 
 
-def check_guesses(guesses: Sequence[Sequence[float]], coins: int) -> None:
-    """Refuses guesses that nobody can make, and none where there are `coins`.
+def check_settings(
+    config: ml_collections.ConfigDict, coins: int, candidates: int
+) -> None:
+    """Refuses what cannot be asked of canaries.
+
+    Args:
+      config: of this stage.
+      coins: canaries with a coin.
+      candidates: of every other canary's secret; 0 where there is none.
 
     Raises:
-      InputError: names them.
+      InputError: names the setting.
     """
+    guesses = config.guesses
+    if 0 < candidates <= config.top:
+        raise validation.InputError(
+            f"top is {config.top}, but a canary's secret has {candidates} candidates, "
+            "itself among them: every secret would be a hit. Lower top, or make "
+            "canaries with more candidates."
+        )
     if not guesses and coins:
         raise validation.InputError(
             "guesses is empty, but there are canaries with a coin. Declare at least "
@@ -173,6 +194,18 @@ def check_guesses(guesses: Sequence[Sequence[float]], coins: int) -> None:
                 f"guesses holds {tuple(pair)}: nothing can be guessed both in and out. "
                 "Let the two shares add up to at most 1."
             )
+        if coins and sum(_counts(pair, coins)) > coins:
+            raise validation.InputError(
+                f"guesses holds {tuple(pair)}, which are {_counts(pair, coins)} of the "
+                f"{coins} canaries with a coin: one at least of each, and together "
+                "more than there are. Lower one of the shares."
+            )
+
+
+def _counts(pair: Sequence[float], coins: int) -> tuple[int, int]:
+    """Returns how many of the coins' canaries are guessed in, and out."""
+    guessed_in, guessed_out = (max(1, round(share * coins)) for share in pair)
+    return guessed_in, guessed_out
 
 
 def _audit(config, made, trained, references) -> dict[str, Any]:
@@ -303,10 +336,7 @@ def _one_run(
         **subject.set_scores(pairs),
     }
     included = np.array([canary.repetitions == 1 for canary in coins])
-    guesses = [
-        tuple(max(1, round(share * len(coins))) for share in pair)
-        for pair in config.guesses
-    ]
+    guesses = [_counts(pair, len(coins)) for pair in config.guesses]
     confidence = 1 - (1 - config.confidence) / len(scores)
     found = {}
     for name, each in scores.items():

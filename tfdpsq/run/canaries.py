@@ -108,8 +108,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
     Raises:
       InputError: bad settings, a directory that is not under `private/`, a data set
-        that is not private pairs, or fewer pairs than canaries.
-      DataError: malformed data, or some queries have users and others none.
+        that is not private pairs, fewer pairs than canaries, or queries with users
+        beside some without.
+      DataError: malformed data.
     """
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
@@ -341,7 +342,7 @@ def _has_users(beir: BeirDirectory, split: str, field: str) -> bool:
     """Returns whether the queries of a split have users.
 
     Raises:
-      DataError: some have and others have not.
+      InputError: some have and others have not.
     """
     pairs = beir.pairs(split)
     named = (
@@ -350,7 +351,13 @@ def _has_users(beir: BeirDirectory, split: str, field: str) -> bool:
     )
     if not any(named):
         return False
-    beir.owners(pairs, field)
+    try:
+        beir.owners(pairs, field)
+    except validation.DataError as error:
+        raise validation.InputError(
+            f"user_field is {field!r}, which some queries of {split!r} have and others "
+            f"lack: {error} For canaries, either all queries have one, or none."
+        ) from error
     return True
 
 

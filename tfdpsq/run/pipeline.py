@@ -29,7 +29,7 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import privacy, retriever
-from tfdpsq.data import Tokenizer
+from tfdpsq.data import BeirDirectory
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import reads as privacy_reads
@@ -46,7 +46,7 @@ from tfdpsq.run import (
     train_adapter,
     train_retriever,
 )
-from tfdpsq.run.attacks import canary_set, text_scores
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
     command,
@@ -250,14 +250,7 @@ def open_job(
     beir = pipeline_data.validated(config)
     pipeline_data.check_data(config, devices)
     if config.audit_epsilons:
-        own = config.audit
-        pipeline_data.check_audits(config, config.finetune, "finetune", devices)
-        audit.check_guesses(own.guesses, config.canaries.coins)
-        audit.members_of(
-            beir, config.finetune.split, own.other_splits, own.members, own.seed
-        )
-        # Tried: these are dropped, and the stage draws its own.
-        canaries.make_canaries(beir, config.canaries, np.random.default_rng())
+        check_audit(config, beir)
     if spending.is_limited():
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
         plans = pipeline_data.plans_of(config).items()
@@ -265,8 +258,20 @@ def open_job(
             {name: plan for name, plan in plans if not (made / name).exists()}
         )
     # Last, since the workdir keeps its config from here on.
-    directory = workdir.open_workdir(directory, given)
+    directory = workdir.open_workdir(directory, given, pipeline_checks.USED_BY)
     return Job(config, directory, devices)
+
+
+def check_audit(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
+    """Refuses settings of an audit that do not fit each other, or the pairs."""
+    own, made = config.audit, config.canaries
+    with pipeline_checks.of_stage("audit"):
+        audit.check_settings(own, made.coins, made.trials and made.candidates)
+        audit.members_of(
+            beir, config.finetune.split, own.other_splits, own.members, own.seed
+        )
+    # Tried: these are dropped, and the stage draws its own.
+    canaries.make_canaries(beir, made, np.random.default_rng())
 
 
 def _with_pairs(
@@ -279,7 +284,7 @@ def _with_pairs(
     """
     if not sources.is_log(config.data):
         return config
-    place = workdir.reserve_workdir(directory, config)
+    place = workdir.reserve_workdir(directory, config, pipeline_checks.USED_BY)
     logs = {**config.log.logs, "train": config.data}
     made = stages.Stages(place).run(
         import_log, config.log, layout.IMPORTED, False, logs=logs
@@ -373,28 +378,27 @@ class Job:
             if config.epsilons or config.audit_epsilons:
                 with pipeline_checks.of_stage("finetune"):
                     finetune.try_model(config.finetune, self.vocabulary, self.start)
-            direct = [config.direct] if config.direct_epsilons else []
-            for stage in (config.retriever, *direct):
+            for name in ("retriever", *["direct"][: len(config.direct_epsilons)]):
+                stage = config[name]
                 devices = train_retriever.usable(stage, self._devices)
                 init = config.retriever_init or self.start
-                train_retriever.try_model(stage, self.vocabulary, init, devices)
+                with pipeline_checks.of_stage(name):
+                    train_retriever.try_model(stage, self.vocabulary, init, devices)
             if config.audit_epsilons:
-                self._try_canaries()
+                pipeline_data.check_canaries(
+                    self._canaries(),
+                    config.audit_epsilons,
+                    config.finetune,
+                    "finetune",
+                    self.vocabulary,
+                    self._devices,
+                )
 
-    def _try_canaries(self) -> None:
-        """Refuses lengths that cut secrets off; canaries of the same form are drawn."""
-        beir, own = sources.open_beir(self.config.data), self.config.finetune
-        made = canaries.make_canaries(
-            beir, self.config.canaries, np.random.default_rng()
-        )
-        text_scores.require_whole_canaries(
-            made,
-            beir.documents(),
-            Tokenizer(self.vocabulary),
-            own.query_length,
-            own.document_length,
-            own.prompt,
-        )
+    def _canaries(self) -> pathlib.Path:
+        """Makes the pairs with canaries: first of all private stages, at no cost."""
+        whose = self.config.finetune.user_field
+        data = {"data": self.config.data, "user_field": whose}
+        return self._run((canaries, self.config.canaries), "canaries", False, data)
 
     def generators(self) -> dict[float, pathlib.Path]:
         """Trains one generator per ε, all from the same public weights.
@@ -532,9 +536,7 @@ class Job:
         """Trains generators on canaries, and audits them."""
         if not self.config.audit_epsilons:
             return
-        whose = self.config.finetune.user_field
-        data = {"data": self.config.data, "user_field": whose}
-        made = self._run((canaries, self.config.canaries), "canaries", False, data)
+        made = self._canaries()
         for epsilon in self.config.audit_epsilons:
             name = layout.epsilon_name(epsilon)
             training = {

@@ -31,7 +31,6 @@ import numpy as np
 from absl import flags
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.pydocs import PACKAGES
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.privacy.spec import UNITS
@@ -47,7 +46,7 @@ from tfdpsq.run import (
     train_retriever,
     zero_shot,
 )
-from tfdpsq.run.attacks import canary_set, text_scores
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
     command,
@@ -70,7 +69,7 @@ from tfdpsq.run.reproduction import (
     reproduce_report,
     reproduce_rows,
 )
-from tfdpsq.run.search import benchmark_sets, hybrid, reranking, systems
+from tfdpsq.run.search import hybrid, reranking, systems
 from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
@@ -157,12 +156,13 @@ def run(
     names = list(tables) or list(config.tables)
     for name in names:
         validation.one_of("table", name, tuple(config.tables))
-    wanted = {name: config.tables[name].to_dict() for name in names}
+    wanted = reproduce_rows.tables_of(config, names)
     data, sets = reproduce_rows.data_of(config)
-    fresh = not (directory / workdir.CONFIG_FILE).exists()
-    check(config, wanted, data, sets, fresh, devices)
-    directory = workdir.open_workdir(directory, config)
+    check(config, wanted, data, sets, directory, devices)
+    used_by = reproduce_models.used_by(config)
+    directory = workdir.open_workdir(directory, config, used_by)
     rows = Rows(config, directory, data, sets, devices)
+    rows.check_canaries(reproduce_rows.rows_of(wanted).get("canaries", ()))
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -178,7 +178,7 @@ def check(
     wanted: Mapping[str, Mapping[str, Any]],
     data: str,
     sets: Mapping[str, str],
-    fresh: bool,
+    directory: pathlib.Path,
     devices: strategy.Devices = strategy.DEFAULT,
 ) -> None:
     """Refuses what a later stage would refuse, when others have been paid for.
@@ -188,26 +188,22 @@ def check(
       wanted: the tables to make.
       data: the pairs.
       sets: {name: directory} of the zero-shot sets made from `data`.
-      fresh: whether nothing was made yet. Zero-shot sets are then read whole.
+      directory: the workdir. What was made there already is not tried again.
       devices: those that stages train on.
 
     Raises:
       InputError: names the setting, the set or the checkpoint.
       DataError: malformed data.
     """
-    of_measure: dict[str, list[reproduce_rows.Row]] = {}
-    for table in wanted.values():
-        rows = [*map(reproduce_rows.row_of, (*table["paper"], *table["controls"]))]
-        of_measure.setdefault(table["measure"], []).extend(rows)
+    of_measure = reproduce_rows.rows_of(wanted)
+    reproduce_numbers.check(config, wanted, sets)
     sizes = {row.size for rows in of_measure.values() for row in rows if row.size}
     for size in (*sorted(sizes), config.retriever_size):
         validation.one_of("the size of a row", size, tuple(config.sizes))
     own = "seed audit_epsilons histogram_epsilon retriever_init rerank fit_rerank "
     own += "embeddings adapter_epsilons"
-    for name in own.split():
-        acting.require_unfilled(
-            config.job, pipeline.SETTINGS, [name], "job", "this command"
-        )
+    filled = config.job, pipeline.SETTINGS, own.split(), "job", "this command"
+    acting.require_unfilled(*filled)
     for name, declared in (
         ("fusion", settings.with_defaults(hybrid.SETTINGS, base=systems.BM25)),
         ("rerank", reranking.SETTINGS),
@@ -216,24 +212,38 @@ def check(
         acting.require_unfilled(own, declared, declared, where, "this command")
     vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
     job = reproduce_models.whole_job(config, of_measure, data)
-    pipeline.require_acting(job)
-    pipeline_checks.check_settings(job)
+    with pipeline_checks.of_stage("job"):
+        pipeline.require_acting(job)
+        pipeline_checks.check_settings(job)
     if "zero_shot" in of_measure:
-        stage = _zero_shot_stage(config, sets, {"row": "row"}, vocabulary)
-        zero_shot.check_settings(stage)
-        parts, _ = benchmark_sets.locate(stage)
-    beir = pipeline_data.validated(job)
-    pipeline_data.check_data(job, devices)
-    for size in sorted(sizes):
-        own, where = reproduce_models.of_size(config, size), f"sizes.{size}.finetune"
+        stage = reproduce_models.zero_shot_stage(
+            config, sets, {"row": "row"}, vocabulary
+        )
+        with pipeline_checks.of_stage("zero_shot"):
+            zero_shot.check_settings(stage)
+        parts, _ = zero_shot.located(stage)
+    of_sizes = {
+        f"sizes.{size}.finetune": reproduce_models.of_size(config, size)
+        for size in sorted(sizes)
+    }
+    for where, own in of_sizes.items():
         settings.check(own, finetune.SETTINGS, where)
         acting.require_acting(own, finetune.SETTINGS, finetune.ACTING, where)
-        pipeline_data.check_generators(job, own, where, devices)
-    if fresh:
-        _try_models(config, job, sorted(sizes), vocabulary, devices)
+        pipeline_checks.require_whole_users(where, own, own.unit)
+    with pipeline_checks.of_stage("job"):
+        beir = pipeline_data.validated(job)
+        pipeline_data.check_data(job, devices)
+    for where, own in of_sizes.items():
+        pipeline_data.check_generators(data, job.epsilons, own, where, devices)
+    _try_models(config, job, sorted(sizes), vocabulary, devices, directory)
     if "canaries" in of_measure:
-        _check_canaries(job, _of_audit(config), beir, vocabulary, devices)
-    if "zero_shot" in of_measure and fresh:
+        trained = job.finetune.copy_and_resolve_references()
+        trained.update(_of_audit(config))
+        with pipeline_checks.of_stage("audit"):
+            private_training.check_steps(trained, trains=True)
+        with pipeline_checks.of_stage("job"):
+            pipeline.check_audit(job, beir)
+    if "zero_shot" in of_measure and not any(directory.glob("private/*zero_shot*")):
         for part in parts:
             of_part = sources.open_beir(part.path, part.as_published)
             validation.one_of(f"split of {part.name}", part.split, of_part.splits())
@@ -246,69 +256,31 @@ def _try_models(
     sizes: Sequence[str],
     vocabulary: str,
     devices: strategy.Devices,
+    directory: pathlib.Path,
 ) -> None:
     """Refuses settings that do not fit the T5s that exist; others are made later."""
+
+    def untried(size: str, outputs: str) -> bool:
+        made = reproduce_models.resized(config, size, pretrain.RESIZE)
+        return not made and not any(directory.glob(f"*/*{outputs}*"))
+
     for size in sizes:
-        if job.epsilons and not reproduce_models.resized(config, size, pretrain.RESIZE):
+        if job.epsilons and untried(size, f"generator_{size}_"):
             own = reproduce_models.of_size(config, size)
             start = reproduce_models.start_of(config, size)
             with pipeline_checks.of_stage(f"sizes.{size}.finetune"):
                 finetune.try_model(own, vocabulary, start)
-    if not reproduce_models.resized(config, config.retriever_size, pretrain.RESIZE):
-        for stage in (job.retriever, *([job.direct] if job.direct_epsilons else [])):
-            usable = train_retriever.usable(stage, devices)
-            train_retriever.try_model(stage, vocabulary, job.init, usable)
-
-
-def _check_canaries(
-    job: ml_collections.ConfigDict,
-    changed: Mapping[str, Any],
-    beir: BeirDirectory,
-    vocabulary: str,
-    devices: strategy.Devices,
-) -> None:
-    """Refuses canaries that do not fit the pairs or the lengths, as audits train."""
-    trained, own = job.finetune.copy_and_resolve_references(), job.audit
-    trained.update(changed)
-    with pipeline_checks.of_stage("audit"):
-        private_training.check_steps(trained, trains=True)
-    pipeline_data.check_audits(job, trained, "audit", devices)
-    audit.check_guesses(own.guesses, job.canaries.coins)
-    audit.members_of(beir, trained.split, own.other_splits, own.members, own.seed)
-    # Tried: these are dropped, and the stage draws its own.
-    made = canaries.make_canaries(beir, job.canaries, np.random.default_rng())
-    text_scores.require_whole_canaries(
-        made,
-        beir.documents(),
-        Tokenizer(vocabulary),
-        trained.query_length,
-        trained.document_length,
-        trained.prompt,
-    )
+    for name in ("retriever", *["direct"][: len(job.direct_epsilons)]):
+        made = "retriever_direct" if name == "direct" else "retriever_[!d]"
+        if untried(config.retriever_size, made):
+            usable = train_retriever.usable(job[name], devices)
+            with pipeline_checks.of_stage(f"job.{name}"):
+                train_retriever.try_model(job[name], vocabulary, job.init, usable)
 
 
 def _of_audit(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Returns the settings of `finetune` that differ on canaries."""
     return {name: value for name, value in config.audit.items() if value}
-
-
-def _zero_shot_stage(
-    config: ml_collections.ConfigDict,
-    sets: Mapping[str, str],
-    retrievers: Mapping[str, str],
-    vocabulary: str,
-) -> ml_collections.ConfigDict:
-    """Returns the settings of `zero_shot` for some retrievers."""
-    stage = config.zero_shot.copy_and_resolve_references()
-    stage.vocabulary = vocabulary
-    with stage.unlocked():
-        stage.systems = dict(retrievers)
-        if sets:
-            stage.sets = tuple(sets)
-            stage.paths = dict(sets)
-            # No split was trained on; this is the largest.
-            stage.splits = {name: "train" for name in sets}
-    return stage
 
 
 class Rows:
@@ -480,7 +452,7 @@ class Rows:
         place = seed, tuple(row.name for row in rows)
         if place not in self._zero_shot:
             retrievers = {row.name: str(self.retriever(row, seed)) for row in rows}
-            stage = _zero_shot_stage(
+            stage = reproduce_models.zero_shot_stage(
                 self.config, self.sets, retrievers, self.vocabulary()
             )
             stage.private_directory = str(self.stages.private)
@@ -510,15 +482,44 @@ class Rows:
         page.write_file(path, page.render("examples.html.j2", view))
         return {"file": str(path), "rows": list(made), "documents": len(shown)}
 
+    def _canaries(self) -> pathlib.Path:
+        """Returns the pairs with canaries."""
+        whose = {"user_field": self.job.finetune.user_field}
+        stage = self.job.canaries
+        return self._run(canaries, stage, "canaries", False, data=self.data, **whose)
+
+    def _of_audit(self, row: reproduce_rows.Row) -> dict[str, Any]:
+        """Returns the settings of `finetune` that differ for a row's audit."""
+        changed = _of_audit(self.config)
+        if math.isinf(row.epsilon or 0):
+            # Without protection, draw single queries, as usual.
+            changed.pop("unit", None)
+        return changed
+
+    def check_canaries(self, rows: Sequence[reproduce_rows.Row]) -> None:
+        """Makes canaries, which costs nothing, and tries the plans of audits on them.
+
+        Raises:
+          InputError: names the setting.
+        """
+        for row in rows:
+            own = reproduce_models.of_size(self.config, row.size)
+            own.update(self._of_audit(row))
+            pipeline_data.check_canaries(
+                self._canaries(),
+                [row.epsilon or math.inf],
+                own,
+                "audit",
+                self.vocabulary(),
+                self._devices,
+            )
+
     def audited(self, row: reproduce_rows.Row) -> pathlib.Path:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
-        made = self._run(canaries, self.job.canaries, "canaries", False, data=self.data)
+        made = self._canaries()
         name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
-        changed = _of_audit(self.config)
-        if math.isinf(row.epsilon):
-            # Without protection, draw single queries, as usual.
-            changed.pop("unit", None)
+        changed = self._of_audit(row)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self._run(
             finetune,

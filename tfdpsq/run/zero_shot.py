@@ -90,14 +90,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     settings.check(config, SETTINGS)
     output, certificate = _output(config, directory)
     check_settings(config)
-    parts, missing = benchmark_sets.locate(config)
-    for part in parts:
-        if not config.private and releases.stated(part.path) == releases.PRIVATE:
-            raise validation.InputError(
-                f"{part.name} is {part.path}, whose guarantee is 'private', but "
-                "private is False. Set private to True, and write to a private "
-                "directory."
-            )
+    parts, missing = located(config)
     searched = systems.Systems.of(config)
     inputs = {**searched.fingerprints(), **searched.require_vocabulary()}
     # All data are read and checked before the first search.
@@ -244,8 +237,32 @@ def _search(
     return workdir.run_stage(out, settings, inputs, make)["result"]
 
 
+def located(
+    config: ml_collections.ConfigDict,
+) -> tuple[list[Part], dict[str, str]]:
+    """Returns what `benchmark_sets.locate` does, of sets that may be read as declared.
+
+    Raises:
+      InputError: missing sets, or a private one that is not declared.
+    """
+    parts, missing = benchmark_sets.locate(config)
+    for part in parts:
+        if not config.private and releases.stated(part.path) == releases.PRIVATE:
+            raise validation.InputError(
+                f"{part.name} is {part.path}, whose guarantee is 'private', but "
+                "private is False. Set private to True, and write to a private "
+                "directory."
+            )
+    return parts, missing
+
+
 def check_settings(config: ml_collections.ConfigDict) -> None:
     """Refuses settings that are wrong, before any data are read."""
+    if config.private and config.strict:
+        raise validation.InputError(
+            "strict is True and private is True, but searching for private queries is "
+            "a read that no epsilon covers. Set one of them to False."
+        )
     systems.check_search(config.systems, config.k, tuple(config.metrics))
     validation.one_of("compared", config.compared, tuple(config.metrics))
     if not config.systems:

@@ -186,14 +186,24 @@ class SecureStream:
         return units[self.order(len(units))][:most]
 
 
+def require() -> None:
+    """Refuses secure mode where its generator is not installed.
+
+    Raises:
+      InputError: says what to install.
+    """
+    _cryptography()
+
+
 def _cryptography() -> tuple[Any, Any, Any]:
     """The modules of `cryptography` for ciphers, hashes and HKDF."""
     try:
         from cryptography.hazmat.primitives import ciphers, hashes
         from cryptography.hazmat.primitives.kdf import hkdf
     except ImportError as error:
-        raise ImportError(
-            "secure=True needs a cryptographic generator: pip install 'tfdpsq[secure]' "
-            "(the package cryptography)."
+        raise validation.InputError(
+            "secure is True, but its cryptographic generator is not installed: pip "
+            "install 'tfdpsq[secure]' (the package cryptography), or set secure to "
+            "False."
         ) from error
     return ciphers, hashes, hkdf

@@ -1,9 +1,10 @@
 """Checks of a whole job's settings, before its first stage.
 
 A stage refuses its own settings before it spends anything, but the stages before it
-have been paid for by then, and a workdir takes no other config: what is corrected is
-paid for again. So all that depends on the settings alone is refused here, and all that
-depends on the data, too, in `pipeline_data`.
+have been paid for by then. They are kept: a workdir takes another setting for stages
+that have not begun (`USED_BY`). Better still is to be told at once. So all that depends
+on the settings alone is refused here, and all that depends on the data, too, in
+`pipeline_data`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,25 @@ RERANKED, PUBLIC_ONLY, ENCODER, ADAPTER = (
     "adapter",
 )
 _MADE = "this job's"
+# Parts of a job's config, and what the names of outputs made with each have in common.
+USED_BY = {
+    "log": (layout.IMPORTED,),
+    "prepare": ("prepare",),
+    "pretrain": ("public_model",),
+    "histogram": ("histogram_",),
+    "finetune": ("generator_", "audited_", "histogram_"),
+    "synthesize": ("synthetic_",),
+    "retriever": ("retriever_",),
+    "direct": ("retriever_direct_",),
+    "mine": ("mined",),
+    "adapter": ("adapter_",),
+    "canaries": ("canaries",),
+    "evaluate": ("evaluation",),
+    "rerank": ("evaluation",),
+    "fit_rerank": ("evaluation",),
+    "audit": ("audit_",),
+    "examples": (),
+}
 
 
 def check_settings(config: ml_collections.ConfigDict) -> None:

@@ -5,9 +5,9 @@ As `pipeline_checks` does for settings alone.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
+from collections.abc import Iterable
 
 import ml_collections
 
@@ -16,6 +16,7 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
+from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import layout, pipeline_checks, sources
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import similarity
@@ -84,7 +85,10 @@ def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> 
         )
     with pipeline_checks.of_stage("retriever"):
         devices.require_share(config.retriever.batch_size)
-    units = check_generators(config, config.finetune, "finetune", devices)
+    own, epsilons = config.finetune, config.epsilons
+    if config.histogram_epsilon:  # these have plans of their own
+        epsilons = [epsilon for epsilon in epsilons if math.isinf(epsilon)]
+    units = check_generators(config.data, epsilons, own, "finetune", devices)
     if config.histogram_epsilon:
         with pipeline_checks.of_stage("finetune"):
             _with_histogram(config, units)
@@ -101,15 +105,17 @@ def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> 
 
 
 def check_generators(
-    config: ml_collections.ConfigDict,
+    pairs: str,
+    epsilons: Iterable[float],
     own: ml_collections.ConfigDict,
     name: str,
     devices: strategy.Devices,
 ) -> private_training.Units:
-    """Refuses plans of generators that do not fit the pairs or the devices.
+    """Plans generators, and refuses plans that do not fit the pairs or the devices.
 
     Args:
-      config: of the job.
+      pairs: what they are trained on.
+      epsilons: theirs.
       own: settings of training.
       name: where they stand, for the errors.
       devices: those of the job.
@@ -120,48 +126,50 @@ def check_generators(
     Raises:
       InputError: names the setting.
     """
-    source = sources.load_source(config.data, own.split, own.unit)
+    source = sources.load_source(pairs, own.split, own.unit)
     with pipeline_checks.of_stage(name):
         devices.require_share(own.batch_size)
         units = private_training.units_of(source, own.unit, own.user_field)
-        for epsilon in config.epsilons:
+        for epsilon in epsilons:
             spec = private_training.spec_of(own, units, epsilon=float(epsilon))
             private_training.require_microbatches(own, spec, devices.replicas)
+            privacy.make_plan(spec)
     return units
 
 
-def check_audits(
-    config: ml_collections.ConfigDict,
+def check_canaries(
+    made: pathlib.Path,
+    epsilons: Iterable[float],
     own: ml_collections.ConfigDict,
     name: str,
+    vocabulary: str,
     devices: strategy.Devices,
 ) -> None:
-    """Refuses plans that do not fit the pairs with canaries.
-
-    How many of these are added, coins decide: batches must fit the fewest units, and δ
-    and `n_bound` the most.
+    """Refuses training on canaries as they are: their units, and lengths that cut them.
 
     Args:
-      config: of the job.
-      own: settings of training on canaries.
+      made: what `canaries` wrote.
+      epsilons: of generators that are trained on it.
+      own: settings of training.
       name: where they stand, for the errors.
+      vocabulary: of the generators.
       devices: those of the job.
 
     Raises:
       InputError: names the setting.
     """
+    data = made / canary_set.DATA
     pipeline_checks.require_whole_users(name, own, own.unit)
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.units_of(source, own.unit, own.user_field)
-    made = config.canaries
-    fewest = min(made.most_pairs or units.count, units.count)
-    fewest += len(made.forms) * sum(made.repetitions) * made.trials
+    check_generators(str(data), epsilons, own, name, devices)
     with pipeline_checks.of_stage(name):
-        for epsilon in config.audit_epsilons:
-            for count in (fewest, fewest + made.coins):
-                those = dataclasses.replace(units, count=count)
-                spec = private_training.spec_of(own, those, epsilon=float(epsilon))
-                private_training.require_microbatches(own, spec, devices.replicas)
+        text_scores.require_whole_canaries(
+            canary_set.read_canaries(made),
+            sources.open_beir(str(data)).documents(),
+            Tokenizer(vocabulary),
+            own.query_length,
+            own.document_length,
+            own.prompt,
+        )
 
 
 def _check_embeddings(config: ml_collections.ConfigDict) -> None:

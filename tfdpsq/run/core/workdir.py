@@ -24,7 +24,7 @@ import resource
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -57,6 +57,10 @@ RUNS = "runs"
 _PLACE = "private_directory"
 # Key of the directory of a record, in it.
 WRITTEN_IN = "written_in"
+
+
+# {part of a config: what the names of outputs made with it have in common}.
+Parts = Mapping[str, Sequence[str]]
 
 
 def differences(
@@ -162,19 +166,24 @@ def other_version(found: Mapping[str, Any]) -> str:
     )
 
 
-def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
+def open_workdir(
+    workdir: str | pathlib.Path, config: Any, parts: Parts | None = None
+) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
     The resolved config is written before anything runs. A workdir holds `private/` and
     a report that shows private queries, so it cannot be released; a new one is its
     owner's alone. Copy what is released out of its `release/`.
 
+    Of an existing one, those `parts` of the config may change that no output or run
+    was begun with: what a late stage refuses is corrected, and what was paid is kept.
+
     Raises:
       InputError: no path, a released place, not writable, disk full, or made with
         another config.
     """
     wanted = plain(config)
-    opened, maker = _opened(workdir, wanted)
+    opened, maker = _opened(workdir, wanted, parts or {})
     written = {**wanted, **maker}
     path = opened / CONFIG_FILE
     with outputs.owner_only():
@@ -182,16 +191,18 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     return opened
 
 
-def reserve_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
+def reserve_workdir(
+    workdir: str | pathlib.Path, config: Any, parts: Parts | None = None
+) -> pathlib.Path:
     """Does what `open_workdir` does, without writing the config.
 
     For what runs before the rest of the config can be checked, and so corrected.
     """
-    return _opened(workdir, plain(config))[0]
+    return _opened(workdir, plain(config), parts or {})[0]
 
 
 def _opened(
-    workdir: str | pathlib.Path, wanted: Mapping[str, Any]
+    workdir: str | pathlib.Path, wanted: Mapping[str, Any], parts: Parts
 ) -> tuple[pathlib.Path, dict[str, str]]:
     """Returns a workdir of this config or of none, and what made it."""
     if not workdir:
@@ -204,12 +215,13 @@ def _opened(
     maker = made_by()
     if path.is_file():
         found = read_json(path)
-        changed = differences({**found, MADE_BY: None}, wanted)
+        used = _with_unused_parts(found, wanted, parts, path.parent)
+        changed = differences({**used, MADE_BY: None}, wanted)
         if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(changed)}).{other_version(found)} Use another --workdir, "
-                "or move this one away to start again."
+                f"({'; '.join(changed)}).{other_version(found)} Set it back to go on, "
+                "use another --workdir, or move this one away to start again."
             )
         maker = {key: found[key] for key in maker if key in found}
     else:
@@ -218,6 +230,33 @@ def _opened(
     with outputs.owner_only():
         files.check_writable(opened)
     return opened, maker
+
+
+def _with_unused_parts(
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    parts: Parts,
+    directory: pathlib.Path,
+) -> dict[str, Any]:
+    """Returns the config found, with the wanted values of parts that nothing used."""
+    kept = json.loads(json.dumps(found))
+    private = directory / "private"
+    places = (directory / releases.RELEASE_FOLDER, private, private / RUNS)
+    for name, outputs_of in parts.items():
+        if any(
+            True
+            for place in places
+            for part_of_name in outputs_of
+            for _ in place.glob(f"*{part_of_name}*")
+        ):
+            continue
+        *above, last = name.split(".")
+        old, new = kept, wanted
+        for each in above:
+            old, new = old.get(each, {}), new.get(each, {})
+        if last in old and last in new:
+            old[last] = new[last]
+    return kept
 
 
 def _require_unused(directory: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.core import pipeline_data, sources
+from tfdpsq.run.core import pipeline_checks, pipeline_data, sources
 from tfdpsq.run.reproduction import reproduce_rows
 
 
@@ -88,8 +88,46 @@ def whole_job(
     return job
 
 
+def used_by(config: ml_collections.ConfigDict) -> dict[str, tuple[str, ...]]:
+    """Returns the parts of the config, and the outputs of each, as `workdir.Parts`."""
+    found: dict[str, tuple[str, ...]] = {
+        "audit": ("audited_",),
+        "zero_shot": ("zero_shot",),
+        "resamples": (),
+    }
+    for name, outputs in pipeline_checks.USED_BY.items():
+        found[f"job.{name}"] = outputs
+    found["job.evaluate"] = ("_retrieval_", "_text_")
+    found["job.synthesize"] = ("synthetic",)
+    found["job.pretrain"] = ("t5_",)
+    for size in config.sizes:
+        made = f"generator_{size}_", f"audited_{size}_", f"t5_{size}"
+        whole = size == config.retriever_size
+        found[f"sizes.{size}"] = (*made, "retriever_") if whole else made
+    return found
+
+
 def of_size(config: ml_collections.ConfigDict, size: str) -> ml_collections.ConfigDict:
     """Returns the settings of a size's training."""
     stage = config.job.finetune.copy_and_resolve_references()
     stage.update(config.sizes[size].to_dict().get("finetune", {}))
+    return stage
+
+
+def zero_shot_stage(
+    config: ml_collections.ConfigDict,
+    sets: Mapping[str, str],
+    retrievers: Mapping[str, str],
+    vocabulary: str,
+) -> ml_collections.ConfigDict:
+    """Returns the settings of `zero_shot` for some retrievers."""
+    stage = config.zero_shot.copy_and_resolve_references()
+    stage.vocabulary = vocabulary
+    with stage.unlocked():
+        stage.systems = dict(retrievers)
+        if sets:
+            stage.sets = tuple(sets)
+            stage.paths = dict(sets)
+            # No split was trained on; this is the largest.
+            stage.splits = {name: "train" for name in sets}
     return stage

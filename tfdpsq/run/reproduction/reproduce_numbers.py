@@ -7,17 +7,21 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation
+from tfdpsq import evaluation, validation
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.reproduction import reproduce_tables
 from tfdpsq.run.reproduction.reproduce_rows import Row, RowMaker, row_of
 from tfdpsq.run.reproduction.reproduce_tables import Cell
+from tfdpsq.run.search import systems
 
 MEAN = "mean"
 EXAMPLES = "examples"
+# Forms of canaries, and what is added to the names of their columns.
+_FORMS = ((canary_set.PAPER_FORMS, ""), (canary_set.OUR_FORMS, ", our forms"))
 _Cells = dict[str, dict[str, Cell]]
 
 
@@ -51,6 +55,82 @@ def compare(
         "zero_shot_sets": dict(rows.sets),
         "versions": workdir.versions(),
     }
+
+
+def check(
+    config: ml_collections.ConfigDict,
+    tables: Mapping[str, Mapping[str, Any]],
+    sets: Mapping[str, str],
+) -> None:
+    """Refuses tables that could not be compared once their rows are made.
+
+    `sets` are the zero-shot sets that are made here.
+
+    Raises:
+      InputError: names the table and what is wrong in it.
+    """
+    for name, table in tables.items():
+        where, measure = f"tables.{name}", table["measure"]
+        validation.one_of(f"{where}.measure", measure, (*_MEASURES, EXAMPLES))
+        for row, numbers in table["paper"].items():
+            if len(numbers) not in (0, len(table["columns"])):
+                raise validation.InputError(
+                    f"{where}.paper has {len(numbers)} numbers for {row!r}; give one "
+                    f"for each of the {len(table['columns'])} columns, or none."
+                )
+        if measure == EXAMPLES:
+            continue
+        made = _columns(config, table, sets, where)
+        for claim in table["claims"]:
+            if len(claim) != 3:
+                raise validation.InputError(
+                    f"{where}.claims holds {validation.shown(claim)}; a claim is "
+                    "(row above, row below, column)."
+                )
+            for row in claim[:2]:
+                numbered = [r for r, numbers in table["paper"].items() if numbers]
+                validation.one_of(f"a row of {where}.claims", row, tuple(numbered))
+        asked = [(c, "claims") for _, _, c in table["claims"]]
+        rows = {row.name for row in _asked(table)}
+        if {"original", "untrained"} <= rows or measure == "retrieval":
+            asked += [(c, "columns") for c in table["columns"]]
+        for column, entry in asked:
+            if column not in made or column not in table["columns"]:
+                raise validation.InputError(
+                    f"{where}.{entry} holds the column {column!r}, but with these "
+                    f"settings the columns are {', '.join(made)}. Change the table, or "
+                    "the settings that it is made with."
+                )
+
+
+def _columns(
+    config: ml_collections.ConfigDict,
+    table: Mapping[str, Any],
+    sets: Mapping[str, str],
+    where: str,
+) -> list[str]:
+    """Returns the columns that a table will have."""
+    measure, made = table["measure"], config.job.canaries
+    if measure == "retrieval":
+        systems.check_search({}, config.job.evaluate.k, table["columns"])
+        return list(table["columns"])
+    if measure == "zero_shot":
+        metric = table.get("metric")
+        if metric not in config.zero_shot.metrics:
+            raise validation.InputError(
+                f"{where}.metric is {validation.shown(metric)}, which is not among "
+                f"zero_shot.metrics, {tuple(config.zero_shot.metrics)}. Add it there."
+            )
+        return [MEAN, *(sets or config.zero_shot.sets)]
+    if measure == "similarity":
+        return ["bleu", "mauve"]
+    return [
+        f"{what}, {times}{suffix}"
+        for forms, suffix in _FORMS
+        if made.trials and set(forms) & set(made.forms)
+        for times in made.repetitions
+        for what in ("rank", "leaked")
+    ]
 
 
 def _set_beside(
@@ -228,10 +308,7 @@ def _canaries(seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]) ->
     for row in _asked(table):
         entries = _json(rows.audited(row) / layout.AUDIT_FILE)["canaries"]
         cells: dict[str, Cell] = {}
-        for forms, suffix in (
-            (canary_set.PAPER_FORMS, ""),
-            (canary_set.OUR_FORMS, ", our forms"),
-        ):
+        for forms, suffix in _FORMS:
             for times in sorted({entry["repetitions"] for entry in entries}):
                 of_forms = [
                     entry

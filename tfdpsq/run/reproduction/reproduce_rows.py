@@ -48,6 +48,8 @@ def row_of(name: str) -> Row:
         epsilon = float(text.removeprefix("eps"))
         if kind not in ("synthetic", "direct") or not epsilon > 0:
             raise ValueError
+        if kind == "direct" and math.isinf(epsilon):  # that is "original"
+            raise ValueError
     except (ValueError, IndexError) as error:
         raise validation.InputError(
             f"a table has the row {name!r}; rows are named original, "
@@ -55,6 +57,55 @@ def row_of(name: str) -> Row:
             f"{' or '.join(CONTROLS)}."
         ) from error
     return Row(name, kind, size, epsilon)
+
+
+# What a table has, and the type of each entry.
+_TABLE = {
+    "title": str,
+    "measure": str,
+    "columns": Sequence,
+    "lower": Sequence,
+    "controls": Sequence,
+    "paper": Mapping,
+    "claims": Sequence,
+}
+
+
+def tables_of(
+    config: ml_collections.ConfigDict, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns some of the config's tables.
+
+    Raises:
+      InputError: names the table and what it lacks.
+    """
+    found = {}
+    for name in names:
+        table = config.tables[name]
+        if not isinstance(table, ml_collections.ConfigDict):
+            raise validation.InputError(
+                f"tables.{name} is {validation.shown(table)}; a table has the entries "
+                f"{', '.join(_TABLE)}."
+            )
+        found[name] = table.to_dict()
+        for entry, kind in _TABLE.items():
+            value = found[name].get(entry)
+            text = isinstance(value, str)
+            if not isinstance(value, kind) or (text and kind is not str):
+                raise validation.InputError(
+                    f"tables.{name}.{entry} is {validation.shown(value)}; take a table "
+                    "of configs/paper/tables.py as a pattern."
+                )
+    return found
+
+
+def rows_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Row]]:
+    """Returns {measure: rows that are measured so}."""
+    found: dict[str, list[Row]] = {}
+    for table in tables.values():
+        rows = [row_of(name) for name in (*table["paper"], *table["controls"])]
+        found.setdefault(table["measure"], []).extend(rows)
+    return found
 
 
 class RowMaker(Protocol):

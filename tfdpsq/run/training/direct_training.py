@@ -229,7 +229,6 @@ def plan_on(
     Raises:
       InputError: what `make_plan` raises, or a batch that replicas cannot share.
     """
-    _require_derived(config)
     _require_devices(config.method, config.batch_size, devices)
     plan = make_plan(config, units)
     if config.method in ("microbatch", "public_negatives"):
@@ -269,6 +268,7 @@ def planned(
             f"{source.path} holds no private queries: use method 'plain'."
         )
     devices = context.devices
+    _require_derived(config)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = plan_on(config, units, devices)
     continuation = continuing.continuation_of(config, context, plan)

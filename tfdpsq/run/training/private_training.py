@@ -24,6 +24,7 @@ from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import batches, checkpoint, workers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import ledger
+from tfdpsq.privacy.randomness import secure
 from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
@@ -133,6 +134,8 @@ def spec_of(
     Raises:
       InputError: n was not declared, or what `PrivacySpec` raises.
     """
+    if config.secure:
+        secure.require()
     epsilon = float(config.epsilon)
     # The number of pairs that are not private is not a secret.
     n, public = units.count, True
