@@ -73,6 +73,7 @@ from tfdpsq.run.search import hybrid, reranking, systems
 from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
+_HERE = "this command"
 
 
 def _free_form(name: str, tables: Any) -> None:
@@ -201,15 +202,14 @@ def check(
     for size in (*sorted(sizes), config.retriever_size):
         validation.one_of("the size of a row", size, tuple(config.sizes))
     own = "seed audit_epsilons histogram_epsilon retriever_init rerank fit_rerank "
-    own += "embeddings adapter_epsilons"
-    filled = config.job, pipeline.SETTINGS, own.split(), "job", "this command"
-    acting.require_unfilled(*filled)
+    filled = f"{own} embeddings adapter_epsilons".split()
+    acting.require_unfilled(config.job, pipeline.SETTINGS, filled, "job", _HERE)
     for name, declared in (
         ("fusion", settings.with_defaults(hybrid.SETTINGS, base=systems.BM25)),
         ("rerank", reranking.SETTINGS),
     ):
         own, where = config.job.evaluate[name], f"job.evaluate.{name}"
-        acting.require_unfilled(own, declared, declared, where, "this command")
+        acting.require_unfilled(own, declared, declared, where, _HERE)
     vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
     job = reproduce_models.whole_job(config, of_measure, data)
     with pipeline_checks.of_stage("job"):
