@@ -591,8 +591,7 @@ def main() -> None:
         directory: pathlib.Path,
         devices: strategy.Devices,
     ) -> None:
-        names = [] if table.value == ["all"] else table.value
-        run(config, directory, names, devices)
+        run(config, directory, [] if table.value == ["all"] else table.value, devices)
 
     command.main(asked, strategy.ONE_PROCESS)
 
