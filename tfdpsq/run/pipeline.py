@@ -12,6 +12,7 @@ Runs every stage in one process, each in its own directory of the workdir:
 `private/pairs` first, as `config.log` says.
 
 To resume an interrupted run, start the same command again: it skips finished stages.
+Settings of stages that have not begun may be others then, such as one that was refused.
 """
 
 from __future__ import annotations

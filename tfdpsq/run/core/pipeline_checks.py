@@ -31,11 +31,12 @@ RERANKED, PUBLIC_ONLY, ENCODER, ADAPTER = (
     "adapter",
 )
 _MADE = "this job's"
+_TRAINED = ("histogram_", "generator_", "audited_", "retriever_", "adapter_")
 # Parts of a job's config, and what the names of outputs made with each have in common.
 USED_BY = {
     "log": (layout.IMPORTED,),
-    "prepare": ("prepare",),
-    "pretrain": ("public_model",),
+    "prepare": ("prepare", *_TRAINED),
+    "pretrain": ("public_model", *_TRAINED),
     "histogram": ("histogram_",),
     "finetune": ("generator_", "audited_", "histogram_"),
     "synthesize": ("synthetic_",),

@@ -93,13 +93,14 @@ def used_by(config: ml_collections.ConfigDict) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {
         "audit": ("audited_",),
         "zero_shot": ("zero_shot",),
+        "tables": (),
         "resamples": (),
     }
     for name, outputs in pipeline_checks.USED_BY.items():
         found[f"job.{name}"] = outputs
     found["job.evaluate"] = ("_retrieval_", "_text_")
     found["job.synthesize"] = ("synthetic",)
-    found["job.pretrain"] = ("t5_",)
+    found["job.pretrain"] += ("t5_",)
     for size in config.sizes:
         made = f"generator_{size}_", f"audited_{size}_", f"t5_{size}"
         whole = size == config.retriever_size
