@@ -34,7 +34,7 @@ def test_a_killed_job_goes_on_where_it_was(job):
     directory, before = job.directory, job.before
     after = _tiny_job.stages(directory)
     made = "prepare public_model mined adapter_inf adapter_eps8 adapter_eps0_5 "
-    made += "histogram_eps0.4 generator_inf"
+    made += "canaries histogram_eps0.4 generator_inf"
     assert {path.parent.name for path in before} == set(made.split())
     assert all(after[path] == changed for path, changed in before.items())
     assert not list(directory.rglob("*.partial"))
@@ -341,17 +341,6 @@ def test_a_public_model_of_another_prompt_reranks_nothing(tmp_path):
     config.rerank, config.finetune.prompt = True, "q: "
     config.evaluate.rerank.base = "synthetic_eps8"
     pipeline.open_job(config, tmp_path / "with")
-
-
-def test_a_bound_must_hold_the_canaries_too(tmp_path):
-    _tiny.write_pairs(tmp_path / "pairs")
-    config = _tiny.tiny_config(tmp_path / "pairs")
-    config.finetune.n_is_public = False
-    config.finetune.n_bound = 60  # exactly the pairs
-    with pytest.raises(ValueError, match="n_bound is 60, but the data hold more"):
-        pipeline.open_job(config, tmp_path / "work")
-    config.finetune.n_bound = 1000
-    pipeline.open_job(config, tmp_path / "work")
 
 
 @pytest.mark.slow

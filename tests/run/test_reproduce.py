@@ -24,7 +24,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run import reproduce
 from tfdpsq.run.core import pipeline_checks, sources
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.reproduction import reproduce_rows
+from tfdpsq.run.reproduction import reproduce_numbers, reproduce_rows
 from tfdpsq.run.search import benchmark_sets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -257,6 +257,16 @@ def test_tables_are_checked_before_their_rows_are_made(small, tmp_path):
         assert not (tmp_path / "work").exists()
 
 
+def test_columns_are_those_of_the_canaries(small):
+    config = _paper(small, **{"job.canaries.repetitions": (5, 50)})
+    table = config.tables["7"].to_dict()
+    with pytest.raises(validation.InputError, match="tables.7.claims holds the column"):
+        reproduce_numbers.check(config, {"7": table}, {})
+    table["claims"] = (("synthetic-base-inf", "synthetic-base-eps16", "rank, 5"),)
+    table["columns"] = ("rank, 5", "leaked, 5", "rank, 50", "leaked, 50")
+    reproduce_numbers.check(config, {"7": table}, {})
+
+
 def test_rows_of_a_later_table_are_tried_too(small, tmp_path):
     """Only what the first table made is not tried again."""
     config = _paper(small)
@@ -301,9 +311,8 @@ def test_canaries_have_users_where_the_pairs_have_theirs(small, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     given = ({**line, "metadata": {"author": f"a{line['_id']}"}} for line in lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in given))
-    of_users = {"job.finetune.unit": "user", "job.finetune.user_field": "author"}
-    data = {"job.data": str(tmp_path / "pairs")}
-    config = _paper(small, **data, **of_users)
+    config = _paper(small, **{"job.data": str(tmp_path / "pairs")})
+    config.job.finetune.user_field = "author"
     rows = reproduce.Rows(config, tmp_path / "work", config.job.data, {})
     rows.check_canaries([reproduce_rows.row_of("synthetic-base-eps16")])
     made = tmp_path / "work" / "private" / "canaries"

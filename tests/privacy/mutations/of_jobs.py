@@ -192,10 +192,10 @@ MUTATIONS = (
     (
         "tables_are_compared_before_they_are_checked",
         "ledger",
-        "tfdpsq/run/reproduce.py",
-        "    reproduce_numbers.check(config, wanted, sets)\n",
-        "",
-        _REPRODUCE + "test_all_that_a_later_stage_would_refuse_is_refused_first",
+        "tfdpsq/run/reproduction/reproduce_numbers.py",
+        'if column not in made or column not in table["columns"]:',
+        "if not made:",
+        _REPRODUCE + "test_columns_are_those_of_the_canaries",
         "all rows are paid for, and their table ends in a traceback",
     ),
     (
