@@ -99,6 +99,7 @@ def test_it_holds_with_its_ledgers_and_the_same_epsilon(name, capsys):
     assert len(ledgers) == (2 if name in _CHOSEN else 1)
     code, said = _verify(capsys, path, *ledgers)
     assert code == 0, said
+    assert ("the maker's word" in said) == (name == "chosen_accounted")
     # "recomputed  epsilon 7.98736 by PLD, 10.2179 by RDP, …": six digits
     words = said.split("recomputed")[1].split()
     accounts = _load(name)["accounting"]

@@ -208,6 +208,42 @@ def test_rates_that_would_spoil_weights_are_refused(rate):
         make_optimizer(_plan(), rate)
 
 
+class _Always(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """One rate, as a number of Python's, which no tensor has rounded."""
+
+    def __init__(self, rate):
+        self._rate = rate
+
+    def __call__(self, step):
+        return self._rate
+
+
+_SCHEDULES = tf.keras.optimizers.schedules
+
+
+@pytest.mark.parametrize(
+    "rate, message",
+    [
+        (1e39, r"learning_rate is 1e\+39, which is inf in float32. Give a number"),
+        (10**39, "learning_rate is 10+, which is inf in float32. Give a number"),
+        (_Always(1e39), r"learning_rate at step 0 is 1e\+39, which is inf in float32"),
+        (
+            _SCHEDULES.ExponentialDecay(1e39, 10, 0.5),
+            "learning_rate is .*, which cannot be computed at step 0: .*below 3.4e38",
+        ),
+        (
+            _SCHEDULES.PiecewiseConstantDecay([10], [0.1, 1e39]),
+            "learning_rate is .*, which cannot be computed at step",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rates_beyond_float32_are_refused(name, rate, message):
+    """TensorFlow spoke of a Python sequence, of none that anybody had given."""
+    with pytest.raises(InputError, match=message):
+        make_optimizer(_plan(), rate, name)
+
+
 @pytest.mark.parametrize(
     "name, value",
     [("clipnorm", math.nan), ("beta_1", 2.0), ("beta_2", 1.0), ("epsilon", -1.0)],

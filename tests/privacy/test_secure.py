@@ -106,6 +106,51 @@ def test_seeds_for_other_generators_are_of_subkeys_and_tell_no_key():
         assert seed.to_bytes(16, "big") == key[:16]
 
 
+def _key_by_hand(seed, purpose):
+    """The subkey of a purpose by RFC 5869, as an integer of 256 bits."""
+    extracted = hmac.digest(bytes(32), seed.to_bytes(32, "big"), hashlib.sha256)
+    info = b"tfdpsq secure/1 " + purpose.encode() + b"\x01"
+    return int.from_bytes(hmac.digest(extracted, info, hashlib.sha256), "big")
+
+
+def _shared_runs(words, key):
+    """The runs of 32 bits that words of 63 bits have in common with a key."""
+    bits = f"{key:0256b}"
+    runs = {f"{word:063b}"[at : at + 32] for word in words for at in range(32)}
+    return {run for run in runs if run in bits}
+
+
+def test_what_tensorflow_is_given_is_of_no_key_that_noise_or_samples_have(monkeypatch):
+    """Words of dropout are in graphs and profiles, and the global seed in state."""
+    noise_seed, sampler_seed, given = (3 << 250) + 11, (5 << 249) + 7, []
+    plan = _plan(num_units=20, batch_size=10, steps=1)
+    optimizer = make_optimizer(plan, 0.1, "sgd", noise_seed=noise_seed)
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    monkeypatch.setattr(tf.random, "set_seed", given.append)
+    train(
+        plan,
+        lambda batch: layer(batch["x"])[:, 0],
+        [layer.kernel],
+        optimizer,
+        lambda at: {"x": np.ones([len(at), 3], np.float32)},
+        10,
+        layers=[layer],
+        sampler_seed=sampler_seed,
+    )
+    dropout = [int(word) for word in optimizer.step_keys(0).dropout]
+    assert dropout == [int(word) for word in optimizer.dropout_seed]
+    low = (1 << 63) - 1
+    half = _key_by_hand(noise_seed, "dropout") >> 128
+    assert dropout == [half & low, half >> 63 & low]
+    assert given == [(_key_by_hand(sampler_seed, "global") >> 128) & low]
+    # Keys of either seed, lest they be mistaken for each other.
+    for seed, purpose in itertools.product((noise_seed, sampler_seed), PURPOSES):
+        key, own = _key_by_hand(seed, purpose), (seed, purpose)
+        assert bool(_shared_runs(dropout, key)) == (own == (noise_seed, "dropout"))
+        assert bool(_shared_runs(given, key)) == (own == (sampler_seed, "global"))
+
+
 def test_streams_repeat_and_no_two_are_alike():
     def words(seed=1, purpose="noise", step=0, index=0):
         return SecureSource(seed).stream(purpose, step, index).words(2000)

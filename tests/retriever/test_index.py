@@ -7,7 +7,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdpsq.retriever import ScannBruteForce, as_run, encode_texts, search
+from tfdpsq.retriever import (
+    ScannBruteForce,
+    ScannTree,
+    as_run,
+    encode_texts,
+    search,
+)
+from tfdpsq.retriever.index import LEAST_OF_TREE
 from tfdpsq.validation import InputError
 
 
@@ -167,6 +174,23 @@ def test_search_is_the_same_in_any_batches():
     parts = search(queries, documents, ids, 5, batch_size=4)
     np.testing.assert_array_equal(whole[1], parts[1])
     np.testing.assert_allclose(whole[0], parts[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 5, 15, 16])
+def test_documents_too_few_for_a_tree_are_refused(size):
+    """ScaNN ended the process, or spoke of its codes."""
+    documents = _unit(np.random.default_rng(4), size, 8)
+    ids = [f"d{number}" for number in range(size)]
+    if size == LEAST_OF_TREE:
+        assert search(documents, documents, ids, 1, "scann")[1].shape == (size, 1)
+        return
+    message = f"kind is 'scann', but {size} documents are too few .* which needs 16. "
+    for build in (
+        lambda: search(documents, documents, ids, 1, "scann"),
+        lambda: ScannTree().index(documents),
+    ):
+        with pytest.raises(InputError, match=message + "Set it to 'scann_brute_force'"):
+            build()
 
 
 def test_bad_input_is_refused():

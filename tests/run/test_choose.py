@@ -82,6 +82,7 @@ def test_each_run_in_the_certificate_is_the_one_its_ledger_paid_for(accounted):
     holds, text = verify.verify(str(accounted / "certificate.json"), words)
     assert holds and "with 2 of the 2 ledgers" in text
     assert "for the 6 steps of 2 runs; choosing one of them: epsilon 8.0" in text
+    assert "the maker's word: no ledger holds the epsilon of the choice" in text
 
 
 def test_what_was_chosen_is_what_is_released(accounted):

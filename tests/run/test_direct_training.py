@@ -70,6 +70,18 @@ def test_each_method_trains_and_certifies_the_sensitivity_it_derives(base, metho
         assert verify_certificate(edited).problems
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_strict_run_shows_no_loss_of_private_queries(base, tmp_path, strict):
+    """Its private directory is its own: reads of other runs would count."""
+    options = {"method": "public_negatives", "strict": strict}
+    _, certificate = _train(base, tmp_path / "made", **options)
+    reads = [read["what"] for read in certificate["private_reads"]]
+    assert reads == ([] if strict else [private_training.LOSS_READ["what"]])
+    log = tmp_path / "private" / "logs" / "made" / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines and all(("loss" in line) != strict for line in lines)
+
+
 def test_bfloat16_is_certified_and_rounds_no_weight(base):
     """Noise and weights would lose digits that accounting takes for granted."""
     options = {"method": "public_negatives", "dtype": "mixed_bfloat16"}

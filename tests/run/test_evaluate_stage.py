@@ -496,6 +496,22 @@ def test_bad_settings_are_named_before_anything_is_read(
     assert not (tmp_path / "private" / "out").exists()
 
 
+def test_a_corpus_too_small_for_a_tree_is_named_before_any_search(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    monkeypatch.setattr(retrieval, "retrieve", None)
+    _tiny.write_pairs(tmp_path / "pairs", train=5, dev=5, test=5)
+    config = _bad(base, systems={"a": str(base / "a")}, index=systems.TREE)
+    config.data, config.vocabulary = str(tmp_path / "pairs"), str(base / "spiece.model")
+    with pytest.raises(InputError, match="^index is 'scann', but 15 documents are"):
+        evaluate.run(config, tmp_path / "private" / "out")
+    assert not (tmp_path / "private" / "private_reads.jsonl").exists()
+    # BM25 alone has no tree.
+    found = systems.Systems({"words": "bm25"}, "", systems.TREE, 1, "float32")
+    found.require_documents(1)
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [

@@ -9,6 +9,7 @@ import tiny_grid
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary
+from tfdpsq.data.pydocs import split_of
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import grid
 from tfdpsq.run.training import grid_points
@@ -138,6 +139,32 @@ def test_a_setting_that_is_none_is_refused_before_anything_runs(
     with pytest.raises(validation.InputError, match=message):
         grid.run(_config(base, **changes), tmp_path / "work")
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("stage", grid_points.STAGES)
+def test_a_single_held_out_query_is_refused_before_a_point_is_trained(
+    base, tmp_path, stage
+):
+    """A loss is compared with that of another document: there was none to take."""
+    message = "held_out is 1; it must be .* at least 2. Points are compared on quer"
+    with pytest.raises(validation.InputError, match=message):
+        grid.run(_config(base, held_out=1, stage=stage), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_documents_that_hold_out_one_query_are_refused_before_a_point_is_trained(
+    base, tmp_path, monkeypatch
+):
+    found = keyword_pairs(BeirDirectory(base / "pairs").documents, 0)
+    held = [pair.document_id for pair in found if split_of(pair.document_id) == "dev"]
+    assert len(held) > 1
+    monkeypatch.setattr(
+        grid, "split_of", lambda name: "dev" if name == held[0] else "train"
+    )
+    message = "held_out is 512, but .* gives 1 keyword queries to hold out"
+    with pytest.raises(validation.InputError, match=message):
+        grid.run(_config(base), tmp_path / "work")
+    assert not (tmp_path / "work" / "points").exists()
 
 
 @pytest.mark.slow

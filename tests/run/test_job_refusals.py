@@ -60,6 +60,13 @@ def test_sizes_are_compared_before_the_first_stage(base, tmp_path):
         "retriever.batch_size is 4, but a synthetic set has at most 2 queries",
         synthesize__max_documents=2,
     )
+    tiny.write_pairs(tmp_path / "few", train=5, dev=5, test=5)
+    refused(
+        "^evaluate.index is 'scann', but 15 documents .* Set it to 'scann_brute_forc",
+        data=str(tmp_path / "few"),
+        evaluate__index="scann",
+    )
+    pipeline.open_job(_config(base, evaluate__index="scann"), tmp_path / "tree")
     fewer = {"synthesize__max_documents": 2, "epsilons": ()}
     pipeline.open_job(_config(base, **fewer), tmp_path / "no_set")
 

@@ -9,6 +9,7 @@ import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation, privacy
 from tfdpsq.data import BeirDirectory, train_vocabulary
+from tfdpsq.retriever import index
 from tfdpsq.retriever.nearest import KBest
 from tfdpsq.run import train_retriever, zero_shot
 from tfdpsq.run.core import layout
@@ -249,6 +250,16 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left(base, monkeypatch
         assert then == ["nfcorpus", "arguana", "fiqa"]
     assert list(more["sets"]) == ["nfcorpus", "scifact", "fiqa"]
     assert 0 < more["mean"]["systems"]["bm25"]["recall@20"] <= 1
+
+
+def test_a_set_too_small_for_a_tree_is_named_before_any_search(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(index, "LEAST_OF_TREE", 31)
+    config = _dense(base, "scifact", index="scann")
+    with pytest.raises(InputError, match="^index is 'scann', but 30 documents are"):
+        zero_shot.run(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):

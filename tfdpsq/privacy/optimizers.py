@@ -387,7 +387,8 @@ def make_optimizer(
                 "could move the sum by more than the sensitivity. Leave it out; "
                 "microbatch_size in train or PrivateModel bounds memory."
             )
-    _require_usable(learning_rate, options, spec.steps)
+    _require_rate(learning_rate, spec.steps)
+    _require_options(options)
     options["learning_rate"] = learning_rate
     if not spec.private:
         made = _non_private_class(base)(**options)
@@ -416,8 +417,8 @@ def make_optimizer(
     return made
 
 
-def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> None:
-    """Refuses what would make weights NaN, after steps that were paid for."""
+def _require_rate(learning_rate: Any, steps: int) -> None:
+    """Refuses rates that would make weights NaN, after steps that were paid for."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
     if callable(learning_rate) and not isinstance(learning_rate, schedule):
         raise validation.InputError(
@@ -428,14 +429,38 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
         # All steps of a short run: where a schedule breaks, it breaks at some boundary.
         tried = np.unique(np.linspace(0, steps - 1, min(steps, 200)).astype(np.int64))
         for step in tried.tolist():
-            rate = float(learning_rate(tf.constant(step, tf.int64)))
+            try:
+                rate = float(learning_rate(tf.constant(step, tf.int64)))
+            except ValueError as error:  # a number that float32 does not hold
+                raise validation.InputError(
+                    f"learning_rate is {learning_rate!r}, which cannot be computed at "
+                    f"step {step}: {error} Give a schedule of numbers below 3.4e38."
+                ) from error
             if not 0 <= rate < np.inf:
                 raise validation.InputError(
                     f"learning_rate is {rate} at step {step}; a schedule must give a "
                     f"finite number, not below 0, at each of the {steps} steps."
                 )
+            _require_single(f"learning_rate at step {step}", rate)
     else:
         validation.in_range("learning_rate", learning_rate, 0.0, np.inf, high_open=True)
+        _require_single("learning_rate", learning_rate)
+
+
+def _require_single(name: str, value: Any, above_0: bool = False) -> None:
+    """Refuses a number that float32, in which steps are computed, does not hold."""
+    # 1e39 is infinite in it, and 1e-50 is 0.
+    with np.errstate(over="ignore", under="ignore"):
+        single = float(np.float32(value))
+    if not np.isfinite(single) or (above_0 and single == 0):
+        raise validation.InputError(
+            f"{name} is {value!r}, which is {single} in float32. Give a number "
+            "between 1.2e-38 and 3.4e38."
+        )
+
+
+def _require_options(options: dict[str, Any]) -> None:
+    """Refuses options that would make weights NaN, after steps that were paid for."""
     if "lr" in options:
         raise validation.InputError(
             f"lr is {options['lr']!r}, Keras's former name of learning_rate, which it "
@@ -461,14 +486,7 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
             validation.in_range(name, value, -np.inf, 0.0, low_open=True)
         else:
             validation.in_range(name, value, 0.0, np.inf, high_open=True)
-        # Computed in float32, where 1e39 is infinite, and 1e-50 is 0.
-        with np.errstate(over="ignore", under="ignore"):
-            single = float(np.float32(value))
-        if not np.isfinite(single) or (name in _ABOVE_0 and single == 0):
-            raise validation.InputError(
-                f"{name} is {value!r}, which is {single} in float32. Give a number "
-                "between 1.2e-38 and 3.4e38."
-            )
+        _require_single(name, value, name in _ABOVE_0)
 
 
 def _fast_class(parent: Any) -> Callable[..., LogicalStep]:

@@ -21,6 +21,8 @@ from absl import logging
 from tfdpsq.validation import InputError, one_of, positive_integer
 
 KINDS = ("scann_brute_force", "brute_force", "streaming", "scann")
+# A tree's codes have 16 centres: of fewer vectors ScaNN fails, or ends the process.
+LEAST_OF_TREE = 16
 
 
 class _Untracked:
@@ -73,7 +75,7 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
           The layer itself.
 
         Raises:
-          InputError: shapes that do not fit, or no candidate.
+          InputError: shapes that do not fit, no candidate, or too few for a tree.
         """
         candidates = tf.cast(tf.convert_to_tensor(candidates), tf.float32)
         if candidates.shape.rank != 2 or not candidates.shape[0]:
@@ -187,10 +189,11 @@ class ScannBruteForce(_Scann):
 class ScannTree(_Scann):
     """Approximate top k: ScaNN's partitions and 4-bit codes, the best rescored.
 
-    N documents make 2√N leaves, of which a twentieth is searched (at least 16). Codes
-    are of two dimensions each, by anisotropic quantisation (Guo et al. 2020,
-    arXiv:1908.10396), and 20 times as many documents as asked for, at least 200, are
-    scored exactly. `tests/benchmarks/search.py` measures the recall.
+    N documents, at least `LEAST_OF_TREE`, make 2√N leaves, of which a twentieth is
+    searched (at least 16). Codes are of two dimensions each, by anisotropic
+    quantisation (Guo et al. 2020, arXiv:1908.10396), and 20 times as many documents as
+    asked for, at least 200, are scored exactly. `tests/benchmarks/search.py` measures
+    the recall.
 
     Example:
       >>> layer = ScannTree(k=1).index(tf.eye(32))
@@ -200,6 +203,7 @@ class ScannTree(_Scann):
     """
 
     def _configured(self, builder: Any, size: int) -> Any:
+        require_tree("kind", size)
         leaves = max(1, min(size, 2 * math.isqrt(size)))
         searched = min(leaves, max(16, leaves // 20))
         again = min(size, max(20 * self._k, 200))
@@ -219,6 +223,22 @@ class ScannTree(_Scann):
         return False
 
 
+def require_tree(setting: str, documents: int) -> None:
+    """Refuses a number of documents that ScaNN cannot build its tree of.
+
+    `setting` is where "scann" was chosen, for the error.
+
+    Raises:
+      InputError: fewer than `LEAST_OF_TREE`.
+    """
+    if documents < LEAST_OF_TREE:
+        raise InputError(
+            f"{setting} is 'scann', but {documents} documents are too few for ScaNN's "
+            f"tree, which needs {LEAST_OF_TREE}. Set it to 'scann_brute_force', which "
+            "is exact."
+        )
+
+
 def search(
     query_embeddings: np.ndarray,
     document_embeddings: np.ndarray,
@@ -231,7 +251,7 @@ def search(
 
     Args:
       query_embeddings: [Q, D] float32.
-      document_embeddings: [N, D] float32.
+      document_embeddings: [N, D] float32; of "scann", N is at least `LEAST_OF_TREE`.
       ids: N document ids, in the order of the embeddings.
       k: documents per query; if above N, all N come back and a warning is logged.
       kind: "scann_brute_force" (exact), "brute_force" and "streaming" (exact,
@@ -245,7 +265,7 @@ def search(
 
     Raises:
       InputError: unknown kind, shapes that do not fit, embeddings that are not
-        finite, k or batch_size below 1.
+        finite, too few of them for "scann", k or batch_size below 1.
       ImportError: scann is needed and not installed.
     """
     one_of("kind", kind, KINDS)

@@ -70,7 +70,8 @@ class SearchModel(tf.Module):
 
         Raises:
           InputError: an unknown kind, shapes that do not fit, postings of other
-            documents, a weight or depth out of range, or no document.
+            documents, a weight or depth out of range, no document, or too few for
+            "scann".
           ImportError: scann is needed and not installed.
         """
         super().__init__(name="search_model")

@@ -141,7 +141,8 @@ def run(
         compared = [config.similarity_split, config.similarity.training_split]
     if finished is None:
         splits = list(dict.fromkeys([config.split, *compared]))
-        sources.open_beir(config.data).validate(splits)
+        counts = sources.open_beir(config.data).validate(splits)
+        searched.require_documents(counts.documents)
     reads = records.private_reads(private, config.strict)
     where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)

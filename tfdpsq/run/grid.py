@@ -50,7 +50,10 @@ RESULTS_FILE = "grid.json"
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
     "pairs": settings.Integer(0, 0),  # most proxy pairs to train on; 0 takes all
-    "held_out": settings.Integer(512),
+    # Most proxy queries to rank by. A loss is compared with that of another document.
+    "held_out": settings.Integer(
+        512, 2, remedy="Points are compared on queries of 2 documents at least."
+    ),
     "seed": settings.Integer(0, 0, settings.SEED),
     # The stage whose settings vary.
     "stage": settings.Text("finetune", grid_points.STAGES),
@@ -173,8 +176,10 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
                 counts[split] += 1
         if counts["dev"] < 2:
             raise validation.InputError(
-                f"{config.data} gives {counts['dev']} keyword queries to hold out of "
-                f"{sum(counts.values())}; a grid needs hundreds. Give more documents."
+                f"held_out is {config.held_out}, but {config.data} gives "
+                f"{counts['dev']} keyword queries to hold out of "
+                f"{sum(counts.values())}; a grid needs hundreds, each of a document of "
+                "its own. Give more documents in data."
             )
         return counts
 
@@ -206,6 +211,7 @@ def _measure(proxy: pathlib.Path, out: pathlib.Path, most: int) -> dict[str, Any
         document_length=stage["document_length"],
         prompt=stage["prompt"],
     )
+    # Each pair is of a document of its own, and `_proxy` sees to two of them.
     rows["document_key"] = np.arange(len(pairs))
     found = Watcher(T5QueryGenerator.from_preset(out), rows)()
     return {name: found[name] for name in ("own_loss", "gap")}

@@ -9,6 +9,7 @@ steps by both accountants, and the digest from all of it. It cannot check that t
 took place: a consistent forgery, digest included, passes. The owner of the private data
 can pass the run's ledger, which must then have paid for exactly these steps of this
 plan; for a run chosen among several, the ledgers of all, each with its own `--ledger`.
+No ledger holds the epsilon of such a choice, which is the maker's word.
 
 Exit status: 0 the certificate holds, 1 it does not, 2 it or the ledger cannot be read,
 or the command is wrong.
@@ -109,12 +110,19 @@ def _claims(
 
 
 def _declared(certificate: Mapping[str, Any]) -> list[str]:
-    """Returns a line on the declarations that the stated epsilon rests on."""
+    """Returns lines on what the stated epsilon rests on and nothing checks."""
+    chain = (certificate, *certificates.parents_of(certificate))
+    lines = []
+    if any(
+        each.get("selection", {}).get("epsilon_of_choice") is not None for each in chain
+    ):
+        lines.append(
+            "  rests on    the maker's word: no ledger holds the epsilon of the choice"
+        )
     if "continuation" not in certificate or not (
         continuation_of(certificate).total().rests_on_declarations
     ):
-        return []
-    chain = (certificate, *certificates.parents_of(certificate))
+        return lines
     shared = {"time": "query", "user": "user"}
     found = [
         shared.get(str(entry["disjoint"]), "unit")
@@ -124,8 +132,9 @@ def _declared(certificate: Mapping[str, Any]) -> list[str]:
     ]
     units = " and no ".join(dict.fromkeys(found))
     return [
+        *lines,
         f"  rests on    what nothing checks: no {units} is in two of the logs that "
-        "were declared disjoint"
+        "were declared disjoint",
     ]
 
 

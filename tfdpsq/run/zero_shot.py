@@ -195,6 +195,7 @@ def _checked(
     if (directory / RUNS / part.name / workdir.STAGE_FILE).is_file():
         return {"data": fingerprint}, {}
     counts = dataclasses.asdict(beir.validate([part.split]))
+    systems.Systems.of(config).require_documents(counts["documents"])
     return {"data": fingerprint}, {name: counts[name] for name in COUNTS}
 
 

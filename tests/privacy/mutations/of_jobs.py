@@ -28,6 +28,15 @@ MUTATIONS = (
         _PAID_AGAIN,
     ),
     (
+        "a_tree_of_too_few_documents_is_noticed_late",
+        "ledger",
+        _DATA,
+        "if config.evaluate.index == systems.TREE:",
+        "if False:",
+        _MODULE + "test_sizes_are_compared_before_the_first_stage",
+        _PAID_AGAIN,
+    ),
+    (
         "a_set_smaller_than_a_batch_is_noticed_late",
         "ledger",
         _DATA,

@@ -432,6 +432,18 @@ MUTATIONS = (
         "why": "both are private measurements, which strict mode rules out",
     },
     {
+        "name": "strict_mode_of_direct_training_logs_losses",
+        "kind": "reads",
+        "file": "tfdpsq/run/train_retriever.py",
+        "old": "            strict=config.strict,\n",
+        "new": "            strict=False,\n",
+        "tests": (
+            "tests/run/test_direct_training.py::"
+            "test_a_strict_run_shows_no_loss_of_private_queries",
+        ),
+        "why": "losses of private queries are shown, and no list of reads says so",
+    },
+    {
         "name": "strict_mode_makes_points_by_the_clock",
         "kind": "reads",
         "file": "tfdpsq/run/core/progress.py",

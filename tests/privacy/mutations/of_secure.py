@@ -8,6 +8,9 @@ _GRID = "tfdpsq/privacy/randomness/grid.py"
 _OTHERS_STREAM = "test_no_secure_draw_has_its_random_numbers_from_anothers_stream"
 _NEIGHBOURS = _SECURE + "test_neighbours_on_the_grid_are_no_further_apart_than_stated"
 _EXACT_SUM = _SECURE + "test_the_noised_sum_is_the_rounded_one_plus_the_noise_exactly"
+_GIVEN_AWAY = (
+    _SECURE + "test_what_tensorflow_is_given_is_of_no_key_that_noise_or_samples_have"
+)
 _RULES = _SECURE + "test_what_training_adds_is_on_the_grid"
 
 MUTATIONS = (
@@ -75,6 +78,24 @@ MUTATIONS = (
         "new": "info=_LABEL",
         "tests": (_SECURE + "test_keys_of_purposes_are_derived_by_hkdf",),
         "why": "samples and the first variable's noise come from the same words",
+    },
+    {
+        "name": "secure_dropout_from_the_key_of_noise",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": 'self._source.seed("dropout")',
+        "new": 'self._source.seed("noise")',
+        "tests": (_GIVEN_AWAY,),
+        "why": "half the key of the noise is in dumps and profiles of graphs",
+    },
+    {
+        "name": "secure_global_seed_from_the_key_of_samples",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/training.py",
+        "old": 'SecureSource(seed).seed("global")',
+        "new": 'SecureSource(seed).seed("units")',
+        "tests": (_GIVEN_AWAY,),
+        "why": "whoever sees TensorFlow's seed has a part of the key of the coins",
     },
     {
         "name": "secure_dealing_from_the_samples_stream",

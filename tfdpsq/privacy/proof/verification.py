@@ -16,8 +16,10 @@ certificate and what both cost together (see `continuation`).
 | others, or that others follow from        | was recomputed                      |
 | description, sensitivity argument,        | the digest only; their content is   |
 | training, fingerprints, private reads;    | the maker's word                    |
-| of a selection the score and the runs'    |                                     |
-| settings; how logs are disjoint           |                                     |
+| of a selection the score, the runs'       |                                     |
+| settings and, with all that follows from  |                                     |
+| it, `selection.epsilon_of_choice`, which  |                                     |
+| no ledger holds; how logs are disjoint    |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
 The last row is what no file can prove about itself. A digest is not a signature: a

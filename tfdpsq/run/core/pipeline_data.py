@@ -16,11 +16,12 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
+from tfdpsq.retriever import index
 from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import layout, pipeline_checks, sources
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import reranking
+from tfdpsq.run.search import reranking, systems
 from tfdpsq.run.training import (
     adapter_training,
     direct_training,
@@ -338,6 +339,8 @@ def _check_sizes(
             f"histogram.clusters is {clusters}, but {config.data} has {documents} "
             "documents. Lower it."
         )
+    if config.evaluate.index == systems.TREE:
+        index.require_tree("evaluate.index", documents)
     own = config.direct
     drawn = min(own.most_documents, documents)
     negatives = own.negatives if own.method == "public_negatives" else 0

@@ -10,7 +10,7 @@ import ml_collections
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.retriever import nearest
+from tfdpsq.retriever import index, nearest
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.search import benchmark_sets
 
@@ -91,6 +91,15 @@ class Systems:
             for name, path in sorted({**self.retrievers, **self.adapted}.items())
             if path != EMBEDDINGS
         }
+
+    def require_documents(self, count: int) -> None:
+        """Refuses a corpus with too few documents for the index.
+
+        Raises:
+          InputError: names `index`.
+        """
+        if self.index == TREE and self.retrievers:
+            index.require_tree("index", count)
 
     def require_vocabulary(self) -> dict[str, str]:
         """Returns the fingerprint of the vocabulary, if a retriever needs one.
