@@ -245,29 +245,35 @@ def test_what_no_stage_has_used_can_be_corrected(base, tmp_path):
     """A job that a late stage refuses goes on, and pays nothing again."""
     work = tmp_path / "work"
     pipeline.open_job(_config(base), work)
-    for made in ("release/generator_eps8", "private/runs/retriever_direct_eps8"):
-        (work / made).mkdir(parents=True)
+    (work / "release" / "generator_eps8").mkdir(parents=True)
+    (work / "release" / ".public_model.state").mkdir()  # unfinished
+    direct = work / "private" / "runs" / "retriever_direct_eps8"
+    direct.mkdir(parents=True)  # unpaid
     for changes in (
         {"audit__top": 5},
         {"evaluate__k": 50},
         {"canaries__trials": 2},
         {"synthesize__top_k": 3},
-        {"examples": 1},
+        {"direct__clip_norm": 2.0},
     ):
         pipeline.open_job(_config(base, **changes), work)
     pipeline.open_job(_config(base), work)
+    (direct / ledger.FILE_NAME).write_text("a line of a paid step, say\n")
     written = (work / workdir.CONFIG_FILE).read_text()
     for changes in (
         {"finetune__steps": 4},
+        {"pretrain__steps": 9},
         {"direct__clip_norm": 2.0},
+        {"examples": 1},
         {"epsilons": (3.0,)},
         {"seed": 6},
     ):
-        with pytest.raises(InputError, match="another config .* Set it back to go on"):
+        with pytest.raises(InputError, match="another config .*Set it back to go on"):
             pipeline.open_job(_config(base, **changes), work)
     assert (work / workdir.CONFIG_FILE).read_text() == written
     (work / "private" / "evaluation").mkdir()
-    with pytest.raises(InputError, match="evaluate.k: 100 there, 50 now"):
+    used = "evaluate.k: 100 there, 50 now.* In use: private/evaluation. Set it back"
+    with pytest.raises(InputError, match=used):
         pipeline.open_job(_config(base, evaluate__k=50), work)
 
 

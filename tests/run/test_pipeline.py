@@ -20,7 +20,7 @@ from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import pipeline_data, releases, sources, workdir
+from tfdpsq.run.core import pipeline_checks, pipeline_data, releases, sources, workdir
 from tfdpsq.validation import InputError
 
 
@@ -75,6 +75,17 @@ def test_weights_that_saw_private_queries_are_no_start(finished, tmp_path):
     with pytest.raises(validation.InputError, match="init is .* trained on private"):
         pipeline.run(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
+
+
+def test_each_output_uses_a_part_of_the_config(finished):
+    """A part that none used may change: see `workdir.open_workdir`."""
+    places, used = (finished[0] / name for name in ("release", "private")), set()
+    for path in (path for place in places for path in place.iterdir() if path.is_dir()):
+        parts = pipeline_checks.USED_BY.items()
+        of = {part for part, names in parts if any(n in path.name for n in names)}
+        assert of or path.name in ("runs", "logs"), path
+        used |= of
+    assert used == {*pipeline_checks.USED_BY} - {"log"}
 
 
 def test_certificates_follow_from_the_steps_that_ran(finished):

@@ -4,27 +4,24 @@ import json
 import math
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
 import types
 
 import pytest
-import tensorflow as tf
 import tiny
-import tiny_sets
+import tiny_paper
 
 from configs.paper import tables as paper
 from tfdpsq import evaluation, validation
-from tfdpsq.data import train_vocabulary
 from tfdpsq.data.pydocs import PACKAGES
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
 from tfdpsq.run import reproduce
-from tfdpsq.run.core import pipeline_checks, sources
+from tfdpsq.run.core import pipeline_checks
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.reproduction import reproduce_numbers, reproduce_rows
+from tfdpsq.run.reproduction import (
+    reproduce_rows,
+)
 from tfdpsq.run.search import benchmark_sets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -114,220 +111,7 @@ def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """The data and the T5s of scale "paper", at the smallest size."""
-    base = tmp_path_factory.mktemp("small")
-    tiny.write_pairs(base / "pairs", train=80, dev=16, test=8)
-    texts = [d.content for d in sources.open_beir(str(base / "pairs")).documents()]
-    digits = [" ".join("0123456789")] * 40
-    train_vocabulary([*texts, *digits], 320, base / "spiece.model")
-    train_vocabulary([*texts[:60], *digits], 300, base / "other.model")
-    for name in benchmark_sets.PAPER:
-        if name == benchmark_sets.CQADUPSTACK:
-            for seed, forum in enumerate(benchmark_sets.FORUMS):
-                tiny_sets.write(base / "beir" / name / forum, seed, queries=2)
-        else:
-            tiny_sets.write(base / "beir" / name, len(name))
-    shape = T5Config(330, 1, 2, 8, 16, 8, "1.1", dropout=0.0)
-    model = T5QueryGenerator(shape)
-    for name, vocabulary in (("t5", "spiece.model"), ("other", "other.model")):
-        (base / name).mkdir()
-        model.save_to_preset(base / name, base / vocabulary)
-    return base
-
-
-def _settings(base):
-    """What a user gives to scale "paper", and the smallest numbers of steps."""
-    return {
-        "job.data": str(base / "pairs"),
-        "zero_shot.root": str(base / "beir"),
-        **{f"sizes.{size}.init": str(base / "t5") for size in paper.SIZES},
-        "job.finetune.batch_size": 16,
-        "job.finetune.microbatch_size": 8,
-        "job.finetune.epochs": 0.5,
-        "job.finetune.document_length": 96,
-        "job.finetune.query_length": 64,
-        "job.finetune.accountant": "rdp",
-        "job.synthesize.document_length": 96,
-        "job.synthesize.query_length": 24,
-        "job.retriever.epochs": 0.25,
-        "job.retriever.batch_size": 8,
-        "job.retriever.document_length": 32,
-        "job.retriever.query_length": 12,
-        "job.direct.batch_size": 4,
-        "job.direct.document_length": 32,
-        "job.direct.query_length": 12,
-        "job.direct.accountant": "rdp",
-        "job.canaries.trials": 1,
-        "job.canaries.document_characters": 20,
-        "job.canaries.query_characters": 20,
-        "job.audit.members": 6,
-        "job.audit.samples_per_document": 1,
-        "job.evaluate.resamples": 100,
-        "zero_shot.resamples": 100,
-        "resamples": 100,
-    }
-
-
-def _paper(base, **changes):
-    config = paper.get_config("paper")
-    config.update_from_flattened_dict({**_settings(base), **changes})
-    return config
-
-
-def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
-    """Each in one sentence that names it, and nothing is made."""
-    shutil.copytree(small / "pairs", tmp_path / "no_dev")
-    (tmp_path / "no_dev" / "qrels" / "dev.tsv").unlink()
-    shutil.copytree(small / "beir", tmp_path / "sets")
-    qrels = tmp_path / "sets" / "scifact" / "qrels"
-    (qrels / "test.tsv").rename(qrels / "dev.tsv")
-    refused = [
-        ({"zero_shot.root": str(tmp_path)}, "22 of 22 sets are missing: arguana"),
-        ({"zero_shot.root": str(tmp_path / "sets")}, "split of scifact is 'test'"),
-        ({"sizes.large.init": str(tmp_path / "t5")}, "t5 does not exist. Give a dir"),
-        ({"sizes.xl.init": ""}, "sizes.xl.init and job.init are ''"),
-        ({"sizes.small.init": str(small / "other")}, "sizes.small.init is .* vocabul"),
-        ({"job.data": str(tmp_path / "no_dev")}, "evaluate.split is 'dev'; choose"),
-        ({"job.seed": 3}, "job.seed is 3, which does nothing here"),
-        ({"job.evaluate.fusion.weight": 0.5}, "fusion.weight is 0.5, which does noth"),
-        ({"job.evaluate.rerank.depth": 7}, "rerank.depth is 7, which does nothing"),
-        ({"job.fit_rerank": True}, "job.fit_rerank is True, which does nothing"),
-        ({"job.direct.batch_size": 100}, "direct.batch_size 100 is larger than"),
-        ({"job.canaries.trials": 20}, "settings give 240 canaries"),
-        ({"job.audit.guesses": ((0.9, 0.9),)}, "nothing can be guessed both"),
-        ({"audit.steps": 5}, "in the settings of `audit`: .*epochs"),
-        ({"job.retriever.trained": ("zzz",)}, "trained holds 'zzz', which matches no"),
-        (
-            {"job.canaries.repetitions": (5, 50)},
-            "the column 'rank, 10', but .* rank, 5",
-        ),
-        ({"job.canaries.trials": 0}, "holds the column 'rank, 10'"),
-        ({"zero_shot.metrics": ("ndcg@10",)}, "tables.5-recall.metric is 'recall@10'"),
-        ({"zero_shot.private": True, "zero_shot.strict": True}, "strict is True and p"),
-        ({"job.audit.top": 100}, "of `job`: .*top is 100, but a canary's"),
-        (
-            {"sizes.base.finetune": {"lora": {"rank": 0, "alpha": 3.0}}},
-            "^sizes.base.finetune.lora.alpha is 3.0, which does nothing",
-        ),
-        (
-            {"sizes.base.finetune": {"lora": {"rank": 4, "targets": ("zzz",)}}},
-            "`sizes.base.finetune`: targets holds 'zzz', which matches no Dense",
-        ),
-    ]
-    for changes, message in refused:
-        with pytest.raises(validation.InputError, match=message) as raised:
-            reproduce.run(_paper(small, **changes), tmp_path / "work")
-        assert "\n" not in str(raised.value), changes
-    assert not (tmp_path / "work").exists()
-    (tmp_path / "work").mkdir()  # a place that is there is no job that has begun
-    with pytest.raises(validation.InputError, match=refused[-1][1]):
-        reproduce.run(_paper(small, **refused[-1][0]), tmp_path / "work")
-    assert not list((tmp_path / "work").iterdir())
-
-
-def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_path):
-    config = _paper(small)
-    wanted = {name: table.to_dict() for name, table in config.tables.items()}
-    data = config.job.data
-    reproduce.check(config, wanted, data, {}, pathlib.Path("none"))
-    # Retrieval alone needs neither zero-shot sets nor the weights of other sizes.
-    config = _paper(small, **{"zero_shot.root": "", "sizes.xl.init": "nowhere"})
-    reproduce.check(config, {"2": wanted["2"]}, data, {}, pathlib.Path("none"))
-    with pytest.raises(validation.InputError, match="nowhere does not exist"):
-        reproduce.check(config, {"3": wanted["3"]}, data, {}, pathlib.Path("none"))
-
-
-def test_tables_are_checked_before_their_rows_are_made(small, tmp_path):
-    whole = paper.TABLES["2"]
-    for change, message in (
-        (3, "tables.2 is 3; a table has the entries title, measure"),
-        ({**whole, "paper": None}, "tables.2.paper is None; take a table"),
-        ({**whole, "measure": "foo"}, "tables.2.measure is 'foo'; choose one of"),
-        ({**whole, "columns": ("ndcg@10", "foo@3")}, "metric is 'foo@3'"),
-        ({**whole, "controls": ("direct-inf",)}, "the row 'direct-inf'; rows are"),
-        ({**whole, "paper": {"original": (0.1,)}}, "has 1 numbers for 'original'"),
-        ({**whole, "claims": (("a", "b", "ndcg@10"),)}, "of tables.2.claims is 'a'"),
-        ({**whole, "claims": (("original",),)}, "tables.2.claims holds"),
-    ):
-        config = _paper(small)
-        with config.unlocked():
-            config.tables = {"2": change}
-        with pytest.raises(validation.InputError, match=message):
-            reproduce.run(config, tmp_path / "work", ["2"])
-        assert not (tmp_path / "work").exists()
-
-
-def test_columns_are_those_of_the_canaries(small):
-    config = _paper(small, **{"job.canaries.repetitions": (5, 50)})
-    table = config.tables["7"].to_dict()
-    with pytest.raises(validation.InputError, match="tables.7.claims holds the column"):
-        reproduce_numbers.check(config, {"7": table}, {})
-    table["claims"] = (("synthetic-base-inf", "synthetic-base-eps16", "rank, 5"),)
-    table["columns"] = ("rank, 5", "leaked, 5", "rank, 50", "leaked, 50")
-    reproduce_numbers.check(config, {"7": table}, {})
-
-
-def test_rows_of_a_later_table_are_tried_too(small, tmp_path):
-    """Only what the first table made is not tried again."""
-    config = _paper(small)
-    (tmp_path / "release" / "seed0_generator_base_eps3").mkdir(parents=True)
-    config.sizes.small.finetune = {"lora": {"rank": 4, "targets": ("zzz",)}}
-    wanted = {"3": config.tables["3"].to_dict()}
-    with pytest.raises(validation.InputError, match="`sizes.small.finetune`: targets"):
-        reproduce.check(config, wanted, config.job.data, {}, tmp_path)
-    (tmp_path / "release" / "seed0_generator_small_eps3").mkdir()
-    reproduce.check(config, wanted, config.job.data, {}, tmp_path)
-
-
-def test_a_size_s_microbatches_hold_whole_users(small):
-    config = _paper(small, **{"job.finetune.unit": "user"})
-    config.job.finetune.rows_per_unit = 2
-    config.sizes.base.finetune = {"microbatch_size": 5}
-    wanted = {"2": config.tables["2"].to_dict()}
-    match = "^sizes.base.finetune.microbatch_size is 5, which parts the 2 rows"
-    with pytest.raises(validation.InputError, match=match):
-        reproduce.check(config, wanted, config.job.data, {}, pathlib.Path("none"))
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"audit.batch_size": 5000}, "of `audit`: batch_size 5000 is larger than"),
-        ({"job.finetune.document_length": 32}, "a canary's secret has more than docu"),
-    ],
-)
-def test_audits_are_planned_on_their_canaries(small, tmp_path, changes, message):
-    config = _paper(small, **changes)
-    with pytest.raises(validation.InputError, match=message):
-        reproduce.run(config, tmp_path / "work", ["7"])
-    assert (tmp_path / "work" / "private" / "canaries").is_dir()
-    assert not list(tmp_path.rglob("ledger.jsonl"))
-
-
-def test_canaries_have_users_where_the_pairs_have_theirs(small, tmp_path):
-    """And secrets that no seed tells."""
-    shutil.copytree(small / "pairs", tmp_path / "pairs")
-    path = tmp_path / "pairs" / "queries.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    given = ({**line, "metadata": {"author": f"a{line['_id']}"}} for line in lines)
-    path.write_text("".join(json.dumps(line) + "\n" for line in given))
-    config = _paper(small, **{"job.data": str(tmp_path / "pairs")})
-    config.job.finetune.user_field = "author"
-    rows = reproduce.Rows(config, tmp_path / "work", config.job.data, {})
-    rows.check_canaries([reproduce_rows.row_of("synthetic-base-eps16")])
-    made = tmp_path / "work" / "private" / "canaries"
-    canary = json.loads((made / "data" / "queries.jsonl").read_text().splitlines()[-1])
-    assert set(canary["metadata"]) == {"author"}
-    assert json.loads((made / "stage.json").read_text())["config"]["seed"] < 0
-
-
-def test_every_replica_has_a_microbatch(small, tmp_path, logical_cpus):
-    name = "sizes.base.finetune"
-    config = _paper(small, **{name: {"microbatch_size": 64}})
-    two = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
-    with pytest.raises(validation.InputError, match=f"of `{name}`: microbatch_size is"):
-        reproduce.run(config, tmp_path / "work", devices=two)
-    assert not (tmp_path / "work").exists()
+    return tiny_paper.write(tmp_path_factory.mktemp("small"))
 
 
 @pytest.mark.slow
@@ -336,7 +120,7 @@ def test_two_devices_reproduce_what_one_does(small, tmp_path, on_two_devices):
 
     The sums of two devices differ in their last digits: scores, not ranks, may follow.
     """
-    config = _paper(small, **{"job.evaluate.batch_size": 16})
+    config = tiny_paper.config(small, **{"job.evaluate.batch_size": 16})
     table = config.tables["2"].to_dict()
     rows = ("original", "synthetic-base-inf")
     table.update(paper={row: table["paper"][row] for row in rows}, claims=())
@@ -389,7 +173,9 @@ def test_settings_on_the_command_line_change_the_scales_config():
 @pytest.mark.timeout(3600)
 def test_the_papers_scale_runs_every_table_to_its_end(small, tmp_path):
     """As a user starts it: data and weights on the command line, small T5s."""
-    words = [f"--config.{name}={value}" for name, value in _settings(small).items()]
+    words = [
+        f"--config.{name}={value}" for name, value in tiny_paper.settings(small).items()
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tfdpsq.run.reproduce", "--scale=paper", *words]
         + [f"--workdir={tmp_path / 'work'}"],

@@ -17,7 +17,6 @@ quotes private queries: `private/examples.html` and `examples.json`.
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import sys
@@ -30,9 +29,8 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from tfdpsq import privacy, validation
+from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES
-from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.privacy.spec import UNITS
 from tfdpsq.run import (
     audit,
@@ -61,8 +59,6 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.reporting import content as report_content
-from tfdpsq.run.reporting import page
 from tfdpsq.run.reproduction import (
     reproduce_models,
     reproduce_numbers,
@@ -159,11 +155,16 @@ def run(
         validation.one_of("table", name, tuple(config.tables))
     wanted = reproduce_rows.tables_of(config, names)
     data, sets = reproduce_rows.data_of(config)
-    check(config, wanted, data, sets, directory, devices)
-    used_by = reproduce_models.used_by(config)
+    job, sizes = check(config, wanted, data, sets, directory, devices)
+    used_by = reproduce_models.used_by(config, pretrain.RESIZE)
     directory = workdir.open_workdir(directory, config, used_by)
     rows = Rows(config, directory, data, sets, devices)
     rows.check_canaries(reproduce_rows.rows_of(wanted).get("canaries", ()))
+    # Those that are made here are made before all that costs, and tried as well.
+    given = reproduce_models.given(config, sizes, pretrain.RESIZE)
+    resized = {size: rows.model(size) for size in sizes if size not in given}
+    if resized:
+        _try_models(config, job, resized, rows.vocabulary(), devices, directory)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -181,7 +182,7 @@ def check(
     sets: Mapping[str, str],
     directory: pathlib.Path,
     devices: strategy.Devices = strategy.DEFAULT,
-) -> None:
+) -> tuple[ml_collections.ConfigDict, list[str]]:
     """Refuses what a later stage would refuse, when others have been paid for.
 
     Args:
@@ -191,6 +192,9 @@ def check(
       sets: {name: directory} of the zero-shot sets made from `data`.
       directory: the workdir. What was made there already is not tried again.
       devices: those that stages train on.
+
+    Returns:
+      The job of `pipeline` that has all the rows, and the sizes that it takes.
 
     Raises:
       InputError: names the setting, the set or the checkpoint.
@@ -235,7 +239,9 @@ def check(
         pipeline_data.check_data(job, devices)
     for where, own in of_sizes.items():
         pipeline_data.check_generators(data, job.epsilons, own, where, devices)
-    _try_models(config, job, sorted(sizes), vocabulary, devices, directory)
+    taken = sorted({*sizes, config.retriever_size})
+    starts = reproduce_models.given(config, taken, pretrain.RESIZE)
+    _try_models(config, job, starts, vocabulary, devices, directory)
     if "canaries" in of_measure:
         trained = job.finetune.copy_and_resolve_references()
         trained.update(_of_audit(config))
@@ -248,34 +254,36 @@ def check(
             of_part = sources.open_beir(part.path, part.as_published)
             validation.one_of(f"split of {part.name}", part.split, of_part.splits())
             of_part.validate([part.split])
+    return job, taken
 
 
 def _try_models(
     config: ml_collections.ConfigDict,
     job: ml_collections.ConfigDict,
-    sizes: Sequence[str],
+    starts: Mapping[str, str],
     vocabulary: str,
     devices: strategy.Devices,
     directory: pathlib.Path,
 ) -> None:
-    """Refuses settings that do not fit the T5s that exist; others are made later."""
+    """Refuses settings that do not fit the T5s of some sizes, {size: weights}.
+
+    What was trained in the workdir `directory` already is not tried again.
+    """
 
     def untried(size: str, outputs: str) -> bool:
-        made = reproduce_models.resized(config, size, pretrain.RESIZE)
-        return not made and not any(directory.glob(f"*/*{outputs}*"))
+        return size in starts and not any(directory.glob(f"*/*{outputs}*"))
 
-    for size in sizes:
+    for size, start in starts.items():
         if job.epsilons and untried(size, f"generator_{size}_"):
             own = reproduce_models.of_size(config, size)
-            start = reproduce_models.start_of(config, size)
             with pipeline_checks.of_stage(f"sizes.{size}.finetune"):
                 finetune.try_model(own, vocabulary, start)
+    base = config.retriever_size
     for name in ("retriever", *["direct"][: len(job.direct_epsilons)]):
-        made = "retriever_direct" if name == "direct" else "retriever_[!d]"
-        if untried(config.retriever_size, made):
+        if untried(base, "retriever_direct" if name == "direct" else "retriever_[!d]"):
             usable = train_retriever.usable(job[name], devices)
             with pipeline_checks.of_stage(f"job.{name}"):
-                train_retriever.try_model(job[name], vocabulary, job.init, usable)
+                train_retriever.try_model(job[name], vocabulary, starts[base], usable)
 
 
 def _of_audit(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -467,20 +475,10 @@ class Rows:
           The file, the names of the rows, and how many documents it shows.
         """
         made = {row.name: self.synthetic_set(row, seed) for row in rows}
-        table, path = (self.stages.private / name for name in layout.EXAMPLE_FILES)
-        reads = privacy.PrivateReads(self.stages.private / privacy_reads.FILE_NAME)
-        reads.record("some private queries as they are", "examples.html, examples.json")
-        shown = report_content.examples(
-            self.data, self.job.evaluate.similarity_split, self.job.examples, made
+        own = self.job.evaluate.similarity_split, self.job.examples
+        return reproduce_report.write_examples(
+            self.stages.private, self.data, *own, made
         )
-        page.write_file(table, json.dumps(shown, indent=1) + "\n")
-        view = {
-            "title": "Queries of every generator for the same documents",
-            "examples": shown,
-            "max_document_characters": page.MAX_DOCUMENT_CHARACTERS,
-        }
-        page.write_file(path, page.render("examples.html.j2", view))
-        return {"file": str(path), "rows": list(made), "documents": len(shown)}
 
     def _canaries(self) -> pathlib.Path:
         """Returns the pairs with canaries."""

@@ -76,9 +76,9 @@ MUTATIONS = (
     {
         "name": "examples_of_reproduce_are_no_read",
         "kind": "reads",
-        "file": "tfdpsq/run/reproduce.py",
-        "old": '        reads.record("some private queries',
-        "new": '        max("some private queries',
+        "file": "tfdpsq/run/reproduction/reproduce_report.py",
+        "old": '    reads.record("some private queries',
+        "new": '    max("some private queries',
         "tests": (
             "tests/run/test_reproduce_tables.py::"
             "test_queries_that_are_shown_are_a_recorded_read",

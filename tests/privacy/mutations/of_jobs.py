@@ -4,7 +4,7 @@ _JOB = "tfdpsq/run/pipeline.py"
 _DATA = "tfdpsq/run/core/pipeline_data.py"
 _SETTINGS = "tfdpsq/run/core/pipeline_checks.py"
 _MODULE = "tests/run/test_job_refusals.py::"
-_REPRODUCE = "tests/run/test_reproduce.py::"
+_REPRODUCE = "tests/run/test_reproduce_refusals.py::"
 _WORKDIR = "tfdpsq/run/core/workdir.py"
 _PAID_AGAIN = "a corrected job pays for all of them again"
 
@@ -166,8 +166,8 @@ MUTATIONS = (
         "a_workdir_takes_any_config",
         "ledger",
         _WORKDIR,
-        "for part_of_name in outputs_of",
-        "for part_of_name in outputs_of[:0]",
+        "for part_of_name in outputs_of:",
+        "for part_of_name in outputs_of[:0]:",
         _MODULE + "test_what_no_stage_has_used_can_be_corrected",
         "what was paid under other settings is taken for what these settings give",
     ),
@@ -175,8 +175,8 @@ MUTATIONS = (
         "runs_without_an_output_count_as_unused",
         "ledger",
         _WORKDIR,
-        "places = (directory / releases.RELEASE_FOLDER, private, private / RUNS)",
-        "places = (directory / releases.RELEASE_FOLDER, private)",
+        "(directory / releases.RELEASE_FOLDER, private, private / RUNS):",
+        "(directory / releases.RELEASE_FOLDER, private):",
         _MODULE + "test_what_no_stage_has_used_can_be_corrected",
         "a run that paid for steps is begun again with other settings",
     ),

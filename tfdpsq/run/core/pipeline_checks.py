@@ -38,7 +38,7 @@ USED_BY = {
     "prepare": ("prepare", *_TRAINED),
     "pretrain": ("public_model", *_TRAINED),
     "histogram": ("histogram_",),
-    "finetune": ("generator_", "audited_", "histogram_"),
+    "finetune": ("generator_", "audited_"),
     "synthesize": ("synthetic_",),
     "retriever": ("retriever_",),
     "direct": ("retriever_direct_",),
@@ -49,7 +49,6 @@ USED_BY = {
     "rerank": ("evaluation",),
     "fit_rerank": ("evaluation",),
     "audit": ("audit_",),
-    "examples": (),
 }
 
 

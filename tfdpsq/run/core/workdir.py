@@ -34,7 +34,7 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
-from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof import certificate_files, ledger
 from tfdpsq.run.core import layout, outputs, releases
 
 STAGE_FILE = releases.STAGE_FILE
@@ -215,13 +215,15 @@ def _opened(
     maker = made_by()
     if path.is_file():
         found = read_json(path)
-        used = _with_unused_parts(found, wanted, parts, path.parent)
+        used, by = _with_unused_parts(found, wanted, parts, path.parent)
         changed = differences({**used, MADE_BY: None}, wanted)
         if changed:
+            made = sorted({by[name] for name in by if _is_in(name, changed)})[:5]
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(changed)}).{other_version(found)} Set it back to go on, "
-                "use another --workdir, or move this one away to start again."
+                f"({'; '.join(changed)}).{other_version(found)}"
+                + (f" In use: {', '.join(made)}." if made else "")
+                + " Set it back to go on, or use another --workdir."
             )
         maker = {key: found[key] for key in maker if key in found}
     else:
@@ -237,26 +239,56 @@ def _with_unused_parts(
     wanted: Mapping[str, Any],
     parts: Parts,
     directory: pathlib.Path,
-) -> dict[str, Any]:
-    """Returns the config found, with the wanted values of parts that nothing used."""
-    kept = json.loads(json.dumps(found))
-    private = directory / "private"
-    places = (directory / releases.RELEASE_FOLDER, private, private / RUNS)
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Finds the parts of a config that nothing was made with.
+
+    Returns:
+      The config found, with the wanted values of these; {other part: what used it}.
+    """
+    kept, used = json.loads(json.dumps(found)), {}
     for name, outputs_of in parts.items():
-        if any(
-            True
-            for place in places
-            for part_of_name in outputs_of
-            for _ in place.glob(f"*{part_of_name}*")
-        ):
+        made = next(_made_with(outputs_of, directory), None)
+        if made is not None:
+            used[name] = str(made.relative_to(directory))
             continue
         *above, last = name.split(".")
         old, new = kept, wanted
         for each in above:
             old, new = old.get(each, {}), new.get(each, {})
-        if last in old and last in new:
+        if last in new:
             old[last] = new[last]
-    return kept
+        else:
+            old.pop(last, None)
+    return kept, used
+
+
+def _made_with(
+    outputs_of: Sequence[str], directory: pathlib.Path
+) -> Iterator[pathlib.Path]:
+    """Yields the outputs, and the runs that paid for a step, of some names.
+
+    What is hidden is unfinished: its stage goes on with it, or refuses.
+    """
+    private = directory / "private"
+    for place in (directory / releases.RELEASE_FOLDER, private, private / RUNS):
+        for part_of_name in outputs_of:
+            for path in sorted(place.glob(f"*{part_of_name}*")):
+                hidden = path.name.startswith(".")
+                if not hidden and (place.name != RUNS or _is_paid(path)):
+                    yield path
+
+
+def _is_paid(run: pathlib.Path) -> bool:
+    """Returns whether a run paid for a step, or cannot say so."""
+    try:
+        return ledger.read_ledger(run / ledger.FILE_NAME).steps_paid > 0
+    except validation.DataError:
+        return (run / ledger.FILE_NAME).exists()
+
+
+def _is_in(part: str, changed: Sequence[str]) -> bool:
+    """Returns whether one of the differences is inside a part of the config."""
+    return any(words.startswith((f"{part}.", f"{part}:")) for words in changed)
 
 
 def _require_unused(directory: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.core import pipeline_checks, pipeline_data, sources
+from tfdpsq.run.core import pipeline_data, sources
 from tfdpsq.run.reproduction import reproduce_rows
 
 
@@ -24,6 +24,18 @@ def resized(
     """Returns the `fields` of a size that differ from the T5 that it is made from."""
     own = config.sizes[size].to_dict()
     return {name: own[name] for name in fields if own.get(name)}
+
+
+def given(
+    config: ml_collections.ConfigDict, sizes: Iterable[str], fields: Iterable[str]
+) -> dict[str, str]:
+    """Returns {size: weights} of the sizes that are not resized from others."""
+    fields = [*fields]
+    return {
+        size: start_of(config, size)
+        for size in sizes
+        if not resized(config, size, fields)
+    }
 
 
 def check(
@@ -88,23 +100,37 @@ def whole_job(
     return job
 
 
-def used_by(config: ml_collections.ConfigDict) -> dict[str, tuple[str, ...]]:
-    """Returns the parts of the config, and the outputs of each, as `workdir.Parts`."""
+def used_by(
+    config: ml_collections.ConfigDict, fields: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the parts of the config, and the outputs of each, as `workdir.Parts`.
+
+    `fields` are settings of a size that make another T5 of its `init`.
+    """
+    trained = "generator_", "audited_", "retriever_"
+    measured = "synthetic", "_retrieval_", "_text_", "zero_shot"
     found: dict[str, tuple[str, ...]] = {
         "audit": ("audited_",),
         "zero_shot": ("zero_shot",),
         "tables": (),
         "resamples": (),
+        "job.prepare": ("prepare",),
+        "job.pretrain": ("t5_", *trained, *measured),
+        "job.finetune": ("generator_", "audited_"),
+        "job.synthesize": ("synthetic",),
+        "job.retriever": ("retriever_",),
+        "job.direct": ("retriever_direct-",),
+        "job.evaluate": ("_retrieval_", "_text_"),
+        "job.canaries": ("canaries",),
+        "job.audit": ("_audit",),
     }
-    for name, outputs in pipeline_checks.USED_BY.items():
-        found[f"job.{name}"] = outputs
-    found["job.evaluate"] = ("_retrieval_", "_text_")
-    found["job.synthesize"] = ("synthetic",)
-    found["job.pretrain"] += ("t5_",)
     for size in config.sizes:
-        made = f"generator_{size}_", f"audited_{size}_", f"t5_{size}"
-        whole = size == config.retriever_size
-        found[f"sizes.{size}"] = (*made, "retriever_") if whole else made
+        made: tuple[str, ...] = f"generator_{size}_", f"audited_{size}_"
+        found[f"sizes.{size}.finetune"] = made
+        if size == config.retriever_size:  # the vocabulary of all is its own
+            made = (*trained, *measured)
+        for name in ("init", *fields):
+            found[f"sizes.{size}.{name}"] = (f"t5_{size}", *made)
     return found
 
 

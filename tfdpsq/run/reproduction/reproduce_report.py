@@ -8,8 +8,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from tfdpsq import privacy
+from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run.core import layout
-from tfdpsq.run.reporting import page
+from tfdpsq.run.reporting import content, page
 from tfdpsq.run.reproduction import reproduce_tables
 
 RESULTS_FILE, PAGE_FILE = layout.TABLE_FILES
@@ -24,6 +26,34 @@ def write(directory: pathlib.Path, results: Mapping[str, Any]) -> None:
     text = json.dumps(_finite(results), indent=1, allow_nan=False)
     page.write_file(directory / RESULTS_FILE, text + "\n")
     page.write_file(directory / PAGE_FILE, as_html(results))
+
+
+def write_examples(
+    private: pathlib.Path,
+    data: str,
+    split: str,
+    count: int,
+    made: Mapping[str, pathlib.Path],
+) -> dict[str, Any]:
+    """Writes queries of all rows for the same documents, under `private/`.
+
+    `made` are the rows' synthetic sets, compared on `count` documents of `split`.
+
+    Returns:
+      The file, the names of the rows, and how many documents it shows.
+    """
+    table, path = (private / name for name in layout.EXAMPLE_FILES)
+    reads = privacy.PrivateReads(private / privacy_reads.FILE_NAME)
+    reads.record("some private queries as they are", "examples.html, examples.json")
+    shown = content.examples(data, split, count, made)
+    page.write_file(table, json.dumps(shown, indent=1) + "\n")
+    view = {
+        "title": "Queries of every generator for the same documents",
+        "examples": shown,
+        "max_document_characters": page.MAX_DOCUMENT_CHARACTERS,
+    }
+    page.write_file(path, page.render("examples.html.j2", view))
+    return {"file": str(path), "rows": list(made), "documents": len(shown)}
 
 
 def as_text(results: Mapping[str, Any]) -> str:

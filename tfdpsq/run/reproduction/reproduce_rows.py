@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -59,16 +60,18 @@ def row_of(name: str) -> Row:
     return Row(name, kind, size, epsilon)
 
 
-# What a table has, and the type of each entry.
-_TABLE = {
-    "title": str,
-    "measure": str,
-    "columns": Sequence,
-    "lower": Sequence,
-    "controls": Sequence,
-    "paper": Mapping,
-    "claims": Sequence,
+# What a table has, and the remedy where it has not.
+_ENTRIES = {
+    "title": "a text",
+    "measure": "a text",
+    "columns": "texts",
+    "lower": "texts",
+    "controls": "names of rows",
+    "paper": "{name of a row: finite numbers}, with one row at least",
+    "claims": "(row above, row below, column) each",
 }
+# Of these measures, rows are of generators.
+OF_GENERATORS = ("examples", "similarity", "canaries")
 
 
 def tables_of(
@@ -77,7 +80,7 @@ def tables_of(
     """Returns some of the config's tables.
 
     Raises:
-      InputError: names the table and what it lacks.
+      InputError: names the table and what is wrong in it.
     """
     found = {}
     for name in names:
@@ -85,18 +88,50 @@ def tables_of(
         if not isinstance(table, ml_collections.ConfigDict):
             raise validation.InputError(
                 f"tables.{name} is {validation.shown(table)}; a table has the entries "
-                f"{', '.join(_TABLE)}."
+                f"{', '.join(_ENTRIES)}."
             )
         found[name] = table.to_dict()
-        for entry, kind in _TABLE.items():
+        for entry, remedy in _ENTRIES.items():
             value = found[name].get(entry)
-            text = isinstance(value, str)
-            if not isinstance(value, kind) or (text and kind is not str):
+            if not _is_entry(entry, value):
                 raise validation.InputError(
-                    f"tables.{name}.{entry} is {validation.shown(value)}; take a table "
-                    "of configs/paper/tables.py as a pattern."
+                    f"tables.{name}.{entry} is {validation.shown(value)}; give "
+                    f"{remedy}, as in configs/paper/tables.py."
+                )
+        for row in rows_of({name: found[name]})[found[name]["measure"]]:
+            if found[name]["measure"] in OF_GENERATORS and row.kind != "synthetic":
+                raise validation.InputError(
+                    f"tables.{name} has the row {row.name!r}, but its measure, "
+                    f"{found[name]['measure']!r}, is of generators: rows are named "
+                    "synthetic-SIZE-eps8 or synthetic-SIZE-inf."
                 )
     return found
+
+
+def _is_entry(entry: str, value: Any) -> bool:
+    """Returns whether an entry of a table has the type that it must have."""
+    if entry in ("title", "measure"):
+        return isinstance(value, str)
+    if entry == "paper":
+        return (
+            isinstance(value, Mapping)
+            and bool(value)
+            and all(isinstance(row, str) for row in value)
+            and all(_is_sequence(given, numbers.Real) for given in value.values())
+            and all(math.isfinite(n) for given in value.values() for n in given)
+        )
+    if entry == "claims":
+        return _is_sequence(value, (list, tuple)) and all(
+            len(claim) == 3 and _is_sequence(claim, str) for claim in value
+        )
+    return _is_sequence(value, str)
+
+
+def _is_sequence(value: Any, of: Any) -> bool:
+    """Returns whether a value is a tuple or a list of such elements; none is a bool."""
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(each, of) and not isinstance(each, bool) for each in value
+    )
 
 
 def rows_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Row]]:
