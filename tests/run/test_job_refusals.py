@@ -1,6 +1,7 @@
 """A job ends before its first paid step where one of its later stages would refuse."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import json
@@ -15,7 +16,7 @@ import tiny
 
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
-from tfdpsq.run import evaluate, finetune, histogram, pipeline
+from tfdpsq.run import canaries, evaluate, finetune, histogram, pipeline
 from tfdpsq.run.core import layout, pipeline_data, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import given_embeddings
@@ -246,9 +247,12 @@ def test_what_no_stage_has_used_can_be_corrected(base, tmp_path):
     work = tmp_path / "work"
     pipeline.open_job(_config(base), work)
     (work / "release" / "generator_eps8").mkdir(parents=True)
+    paid = work / "private" / "runs" / "generator_eps8"
+    paid.mkdir(parents=True)
+    (paid / ledger.FILE_NAME).write_text("a line of a paid step, say\n")
     (work / "release" / ".public_model.state").mkdir()  # unfinished
     direct = work / "private" / "runs" / "retriever_direct_eps8"
-    direct.mkdir(parents=True)  # unpaid
+    direct.mkdir()  # unpaid
     for changes in (
         {"audit__top": 5},
         {"evaluate__k": 50},
@@ -272,9 +276,18 @@ def test_what_no_stage_has_used_can_be_corrected(base, tmp_path):
             pipeline.open_job(_config(base, **changes), work)
     assert (work / workdir.CONFIG_FILE).read_text() == written
     (work / "private" / "evaluation").mkdir()
-    used = "evaluate.k: 100 there, 50 now.* In use: private/evaluation. Set it back"
+    used = "evaluate.k: 100 there, 50 now.* private/evaluation cost no budget, by"
     with pytest.raises(InputError, match=used):
         pipeline.open_job(_config(base, evaluate__k=50), work)
+
+
+def test_audits_compare_queries_that_are_kept(base, tmp_path):
+    config = _config(base, epsilons=(), canaries__most_pairs=1)
+    config.finetune.update(batch_size=2, microbatch_size=2)
+    _unpaid(config, tmp_path / "a", "of `audit`: there are 1 training queries")
+    none = {"canaries": canaries.default_config(), "audit_epsilons": (8.0,)}
+    none["canaries"].trials = 0
+    _refused(base, tmp_path / "b", "^canaries.trials and canaries.coins are 0", **none)
 
 
 def test_references_of_an_audit_read_the_same_words(base, tmp_path):
@@ -320,6 +333,12 @@ def test_places_and_names_are_checked_before_the_first_stage(base, tmp_path):
         "^similarity.init is '/nope', which is no directory, and no GPT-2",
         evaluate__similarity__featurizer="gpt2",
         evaluate__similarity__init="/nope",
+    )
+    (tmp_path / "empty").mkdir()
+    refused(
+        "^similarity.init is .*empty', which has no metadata.json: it is no keras-nlp",
+        evaluate__similarity__featurizer="gpt2",
+        evaluate__similarity__init=str(tmp_path / "empty"),
     )
     tiny.write_start(tmp_path / "t5")
     refused(
@@ -481,3 +500,39 @@ def test_an_output_without_a_job_is_refused_before_all(base, tmp_path, place):
     with pytest.raises(InputError, match=f"{place} exists, but no job has begun in"):
         pipeline.open_job(_config(base), tmp_path)
     assert not (tmp_path / workdir.CONFIG_FILE).exists()
+
+
+def test_what_cost_no_budget_can_be_made_again(base, tmp_path):
+    """All that is in the way is named, and whether it was paid for."""
+    work = tmp_path / "work"
+    pipeline.open_job(_config(base), work)
+    for name, epsilon in (("inf", "inf"), ("eps8", 8.0)):
+        run = work / "private" / "runs" / f"generator_{name}"
+        run.mkdir(parents=True)
+        (run / ledger.FILE_NAME).write_text("a line of a paid step, say\n")
+        (run / "run.json").write_text(json.dumps({"config": {"epsilon": epsilon}}))
+    (work / "private" / "generator_inf").mkdir()
+    other = _config(base, finetune__steps=4)
+    with pytest.raises(
+        InputError, match="now.. private/runs/generator_eps8 paid a bud"
+    ):
+        pipeline.open_job(other, work)
+    shutil.rmtree(work / "private" / "runs" / "generator_eps8")
+    both = "private/generator_inf, private/runs/generator_inf cost no budget, by"
+    with pytest.raises(InputError, match=both):
+        pipeline.open_job(other, work)
+    shutil.rmtree(work / "private" / "generator_inf")
+    shutil.rmtree(work / "private" / "runs")
+    pipeline.open_job(other, work)
+
+
+def test_one_job_at_a_time_is_in_a_workdir(base, tmp_path):
+    """Its config may not be replaced while it is about to pay."""
+    work = tmp_path / "work"
+    with workdir.alone():
+        pipeline.open_job(_config(base), work)
+        pipeline.open_job(_config(base), work)  # of one process
+        other = contextvars.Context()  # as in another
+        with pytest.raises(InputError, match="is in use by another job. Wait"):
+            other.run(workdir.alone()(pipeline.open_job), _config(base), work)
+    pipeline.open_job(_config(base, finetune__steps=4), work)

@@ -13,7 +13,7 @@ from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.run import pretrain, reproduce
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import used_parts, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reproduction import (
     reproduce_models,
@@ -166,7 +166,7 @@ def test_a_resized_size_is_tried_before_others_are_paid(small, tmp_path):
     workdir.open_workdir(tmp_path / "work", config, parts)
     with config.unlocked():
         config.sizes.large.num_layers = 3
-    in_use = "sizes.large.num_layers: 2 there, 3 now.* In use: release/t5_large"
+    in_use = "sizes.large.num_layers: 2 there, 3 now.* release/t5_large cost no budg"
     with pytest.raises(validation.InputError, match=in_use):
         workdir.open_workdir(tmp_path / "work", config, parts)
 
@@ -180,7 +180,7 @@ def test_each_part_of_the_config_has_its_outputs(small, tmp_path, size):
 
     def locked(made):
         (work / made).mkdir(parents=True)
-        return {part for part in parts if list(workdir._made_with(parts[part], work))}
+        return {part for part in parts if used_parts._made_with(parts[part], work)}
 
     found = locked(f"release/seed0_generator_{size}_eps3")
     own = {f"sizes.{size}.{name}" for name in ("finetune", "init", *pretrain.RESIZE)}

@@ -32,7 +32,6 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import BeirDirectory
 from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
@@ -210,7 +209,7 @@ def _counts(pair: Sequence[float], coins: int) -> tuple[int, int]:
 
 def _audit(config, made, trained, references) -> dict[str, Any]:
     beir = audit_subject.data_of(config.canaries)
-    members, others = members_of(
+    members, others = audit_subject.members_of(
         beir, trained.split, config.other_splits, config.members, config.seed
     )
     subject = audit_subject.load(config, trained, references, made)
@@ -383,35 +382,6 @@ def _membership(
             "others": attack.others,
         }
     return found
-
-
-def members_of(
-    beir: BeirDirectory, split: str, other_splits: Sequence[str], most: int, seed: int
-) -> tuple[list[Pair], list[Pair]]:
-    """Draws training queries and held-out ones at random, without canaries."""
-    random = np.random.default_rng(seed)
-    trained = beir.pairs(split)
-    inside = [
-        row
-        for row, name in enumerate(trained.query_ids())
-        if not name.startswith(canary_set.ID_PREFIX)
-    ]
-    tables = [
-        beir.pairs(other)
-        for other in other_splits
-        if other in beir.splits() and other != split
-    ]
-    outside = [(table, row) for table in tables for row in range(len(table))]
-    count = min(most, len(inside), len(outside))
-    if count < 2:
-        raise validation.InputError(
-            f"there are {len(inside)} training queries and {len(outside)} in splits "
-            f"{tuple(other_splits)}; a comparison takes 2 of each. Name splits "
-            "with queries that were not trained on."
-        )
-    members = [trained[inside[row]] for row in random.permutation(len(inside))[:count]]
-    others = (outside[row] for row in random.permutation(len(outside))[:count])
-    return members, [table[row] for table, row in others]
 
 
 if __name__ == "__main__":

@@ -186,6 +186,7 @@ def default_config() -> ml_collections.ConfigDict:
     return settings.default_config(SETTINGS)
 
 
+@workdir.alone()
 def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
@@ -268,9 +269,6 @@ def check_audit(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
     own, made = config.audit, config.canaries
     with pipeline_checks.of_stage("audit"):
         audit.check_settings(own, made.coins, made.trials and made.candidates)
-        audit.members_of(
-            beir, config.finetune.split, own.other_splits, own.members, own.seed
-        )
     # Tried: these are dropped, and the stage draws its own.
     canaries.make_canaries(beir, made, np.random.default_rng())
 
@@ -287,9 +285,10 @@ def _with_pairs(
         return config
     place = workdir.reserve_workdir(directory, config, pipeline_checks.USED_BY)
     logs = {**config.log.logs, "train": config.data}
-    made = stages.Stages(place).run(
-        import_log, config.log, layout.IMPORTED, False, logs=logs
-    )
+    with pipeline_checks.of_stage("log"):
+        made = stages.Stages(place).run(
+            import_log, config.log, layout.IMPORTED, False, logs=logs
+        )
     config = config.copy_and_resolve_references()
     config.data = str(made)
     return config
@@ -391,14 +390,15 @@ class Job:
                     config.audit_epsilons,
                     config.finetune,
                     "finetune",
+                    config.audit,
                     self.vocabulary,
                     self._devices,
                 )
 
     def _canaries(self) -> pathlib.Path:
         """Makes the pairs with canaries: first of all private stages, at no cost."""
-        whose = self.config.finetune.user_field
-        data = {"data": self.config.data, "user_field": whose}
+        own = self.config
+        data = {"data": own.data, "user_field": own.finetune.user_field}
         return self._run((canaries, self.config.canaries), "canaries", False, data)
 
     def generators(self) -> dict[float, pathlib.Path]:

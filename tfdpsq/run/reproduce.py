@@ -128,6 +128,7 @@ def default_config() -> ml_collections.ConfigDict:
     return settings.default_config(SETTINGS)
 
 
+@workdir.alone()
 def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
@@ -508,6 +509,7 @@ class Rows:
                 [row.epsilon or math.inf],
                 own,
                 "audit",
+                self.job.audit,
                 self.vocabulary(),
                 self._devices,
             )

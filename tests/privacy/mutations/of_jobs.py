@@ -5,7 +5,7 @@ _DATA = "tfdpsq/run/core/pipeline_data.py"
 _SETTINGS = "tfdpsq/run/core/pipeline_checks.py"
 _MODULE = "tests/run/test_job_refusals.py::"
 _REPRODUCE = "tests/run/test_reproduce_refusals.py::"
-_WORKDIR = "tfdpsq/run/core/workdir.py"
+_PARTS = "tfdpsq/run/core/used_parts.py"
 _PAID_AGAIN = "a corrected job pays for all of them again"
 
 MUTATIONS = (
@@ -165,20 +165,47 @@ MUTATIONS = (
     (
         "a_workdir_takes_any_config",
         "ledger",
-        _WORKDIR,
-        "for part_of_name in outputs_of:",
-        "for part_of_name in outputs_of[:0]:",
+        _PARTS,
+        "for part_of_name in outputs_of\n",
+        "for part_of_name in outputs_of[:0]\n",
         _MODULE + "test_what_no_stage_has_used_can_be_corrected",
         "what was paid under other settings is taken for what these settings give",
     ),
     (
         "runs_without_an_output_count_as_unused",
         "ledger",
-        _WORKDIR,
-        "(directory / releases.RELEASE_FOLDER, private, private / RUNS):",
-        "(directory / releases.RELEASE_FOLDER, private):",
+        _PARTS,
+        "            private / layout.RUNS,\n",
+        "",
         _MODULE + "test_what_no_stage_has_used_can_be_corrected",
         "a run that paid for steps is begun again with other settings",
+    ),
+    (
+        "what_costs_a_budget_is_to_be_moved_away",
+        "ledger",
+        _PARTS,
+        'return written["config"]["epsilon"] != "inf"',
+        'return written["config"]["epsilon"] == "inf"',
+        _MODULE + "test_what_cost_no_budget_can_be_made_again",
+        "a user moves away what was paid, and pays again",
+    ),
+    (
+        "two_jobs_in_one_workdir",
+        "ledger",
+        "tfdpsq/run/core/workdir.py",
+        "    _hold(opened)\n",
+        "",
+        _MODULE + "test_one_job_at_a_time_is_in_a_workdir",
+        "a config replaces that of a job that pays for it, and neither goes on",
+    ),
+    (
+        "audits_of_pairs_that_are_too_few",
+        "ledger",
+        _DATA,
+        "sources.open_beir(str(data)),\n            own.split",
+        "sources.open_beir(str(data)),\n            audit.other_splits[0]",
+        _MODULE + "test_audits_compare_queries_that_are_kept",
+        "generators are paid for, and the audit is refused at the end",
     ),
     (
         "canaries_without_the_users_field",

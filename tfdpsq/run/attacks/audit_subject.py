@@ -234,3 +234,37 @@ def certificate_of(generator: str) -> dict[str, Any]:
             "missing. Train it again."
         )
     return certificate
+
+
+def members_of(
+    beir: BeirDirectory, split: str, other_splits: Sequence[str], most: int, seed: int
+) -> tuple[list[Pair], list[Pair]]:
+    """Draws training queries and held-out ones at random, without canaries.
+
+    Raises:
+      InputError: fewer than 2 of each.
+    """
+    random = np.random.default_rng(seed)
+    trained = beir.pairs(split)
+    inside = [
+        row
+        for row, name in enumerate(trained.query_ids())
+        if not name.startswith(canary_set.ID_PREFIX)
+    ]
+    tables = [
+        beir.pairs(other)
+        for other in other_splits
+        if other in beir.splits() and other != split
+    ]
+    outside = [(table, row) for table in tables for row in range(len(table))]
+    count = min(most, len(inside), len(outside))
+    if count < 2:
+        raise validation.InputError(
+            f"there are {len(inside)} training queries and {len(outside)} in splits "
+            f"{tuple(other_splits)}; a comparison takes 2 of each. Train on more, such "
+            "as by a larger most_pairs of the canaries, or name other splits with "
+            "queries that were not trained on."
+        )
+    members = [trained[inside[row]] for row in random.permutation(len(inside))[:count]]
+    others = (outside[row] for row in random.permutation(len(outside))[:count])
+    return members, [table[row] for table, row in others]

@@ -24,6 +24,7 @@ AUDIT_FILE = "audit.json"
 # Of a training run, besides its ledger and `checkpoint.STATE`: its settings, and the
 # tokenised pairs of a training that is killed.
 RUN_FILE = "run.json"
+RUNS = "runs"
 ROWS = "rows"
 # Of a log, besides `point_log.FILE_NAME`, by any stage or by a process of a pass.
 CURVE_FILE = "curve.json"

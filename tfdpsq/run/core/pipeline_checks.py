@@ -2,7 +2,7 @@
 
 A stage refuses its own settings before it spends anything, but the stages before it
 have been paid for by then. They are kept: a workdir takes another setting for stages
-that have not begun (`USED_BY`). Better still is to be told at once. So all that depends
+that have not begun (`USED_BY`; `used_parts`). Better still is to be told at once. So all that depends
 on the settings alone is refused here, and all that depends on the data, too, in
 `pipeline_data`.
 """
@@ -34,17 +34,17 @@ _MADE = "this job's"
 _TRAINED = ("histogram_", "generator_", "audited_", "retriever_", "adapter_")
 # Parts of a job's config, and what the names of outputs made with each have in common.
 USED_BY = {
-    "log": (layout.IMPORTED,),
+    "log": (layout.IMPORTED, *_TRAINED),
     "prepare": ("prepare", *_TRAINED),
     "pretrain": ("public_model", *_TRAINED),
-    "histogram": ("histogram_",),
+    "histogram": ("histogram_", "generator_"),
     "finetune": ("generator_", "audited_"),
     "synthesize": ("synthetic_",),
     "retriever": ("retriever_",),
     "direct": ("retriever_direct_",),
-    "mine": ("mined",),
+    "mine": ("mined", "adapter_"),
     "adapter": ("adapter_",),
-    "canaries": ("canaries",),
+    "canaries": ("canaries", "audited_"),
     "evaluate": ("evaluation",),
     "rerank": ("evaluation",),
     "fit_rerank": ("evaluation",),
@@ -68,6 +68,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         )
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
         _check_epsilons(name, config[name])
+    _check_audits(config)
     if config.histogram_epsilon and config.synthesize.documents != "corpus":
         raise validation.InputError(
             f"histogram_epsilon is {config.histogram_epsilon}, which does nothing "
@@ -362,6 +363,15 @@ def _check_audit(config: ml_collections.ConfigDict) -> None:
         raise validation.InputError(
             f"canaries.split is {config.canaries.split!r} and finetune.split "
             f"{config.finetune.split!r}: no canary would be trained on. Name one split."
+        )
+
+
+def _check_audits(config: ml_collections.ConfigDict) -> None:
+    made = config.canaries
+    if config.audit_epsilons and not made.trials and not made.coins:
+        raise validation.InputError(
+            "canaries.trials and canaries.coins are 0, so that an audit has no canary "
+            "to look for. Raise one, or set audit_epsilons to ()."
         )
 
 

@@ -17,7 +17,7 @@ from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
 from tfdpsq.retriever import index
-from tfdpsq.run.attacks import canary_set, text_scores
+from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
 from tfdpsq.run.core import layout, pipeline_checks, sources
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import similarity
@@ -143,6 +143,7 @@ def check_canaries(
     epsilons: Iterable[float],
     own: ml_collections.ConfigDict,
     name: str,
+    audit: ml_collections.ConfigDict,
     vocabulary: str,
     devices: strategy.Devices,
 ) -> None:
@@ -153,6 +154,7 @@ def check_canaries(
       epsilons: of generators that are trained on it.
       own: settings of training.
       name: where they stand, for the errors.
+      audit: settings of the audit.
       vocabulary: of the generators.
       devices: those of the job.
 
@@ -162,6 +164,14 @@ def check_canaries(
     data = made / canary_set.DATA
     pipeline_checks.require_whole_users(name, own, own.unit)
     check_generators(str(data), epsilons, own, name, devices)
+    with pipeline_checks.of_stage("audit"):
+        audit_subject.members_of(
+            sources.open_beir(str(data)),
+            own.split,
+            audit.other_splits,
+            audit.members,
+            audit.seed,
+        )
     with pipeline_checks.of_stage(name):
         text_scores.require_whole_canaries(
             canary_set.read_canaries(made),

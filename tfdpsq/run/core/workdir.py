@@ -11,6 +11,7 @@ config or other inputs is refused, since mixed numbers would belong to neither.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import hashlib
 import importlib.metadata
@@ -24,7 +25,7 @@ import resource
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -34,8 +35,8 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
-from tfdpsq.privacy.proof import certificate_files, ledger
-from tfdpsq.run.core import layout, outputs, releases
+from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.run.core import layout, outputs, releases, used_parts
 
 STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
@@ -52,15 +53,11 @@ _REMEDIES = {
 MADE_BY = "made_by"
 _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 # Folder of a private directory: ledgers, secrets and states of training runs.
-RUNS = "runs"
+RUNS = layout.RUNS
 # A setting that says where something is kept, and nothing of the result.
 _PLACE = "private_directory"
 # Key of the directory of a record, in it.
 WRITTEN_IN = "written_in"
-
-
-# {part of a config: what the names of outputs made with it have in common}.
-Parts = Mapping[str, Sequence[str]]
 
 
 def differences(
@@ -167,7 +164,7 @@ def other_version(found: Mapping[str, Any]) -> str:
 
 
 def open_workdir(
-    workdir: str | pathlib.Path, config: Any, parts: Parts | None = None
+    workdir: str | pathlib.Path, config: Any, parts: used_parts.Parts | None = None
 ) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
@@ -192,7 +189,7 @@ def open_workdir(
 
 
 def reserve_workdir(
-    workdir: str | pathlib.Path, config: Any, parts: Parts | None = None
+    workdir: str | pathlib.Path, config: Any, parts: used_parts.Parts | None = None
 ) -> pathlib.Path:
     """Does what `open_workdir` does, without writing the config.
 
@@ -202,7 +199,7 @@ def reserve_workdir(
 
 
 def _opened(
-    workdir: str | pathlib.Path, wanted: Mapping[str, Any], parts: Parts
+    workdir: str | pathlib.Path, wanted: Mapping[str, Any], parts: used_parts.Parts
 ) -> tuple[pathlib.Path, dict[str, str]]:
     """Returns a workdir of this config or of none, and what made it."""
     if not workdir:
@@ -213,82 +210,53 @@ def _opened(
     output = releases.Output(workdir, releases.PRIVATE, holds)
     path = output.directory / CONFIG_FILE
     maker = made_by()
+    _hold(path.parent)
     if path.is_file():
         found = read_json(path)
-        used, by = _with_unused_parts(found, wanted, parts, path.parent)
-        changed = differences({**used, MADE_BY: None}, wanted)
+        kept, used = used_parts.with_unused(found, wanted, parts, path.parent)
+        changed = differences({**kept, MADE_BY: None}, wanted)
         if changed:
-            made = sorted({by[name] for name in by if _is_in(name, changed)})[:5]
+            remedy = used_parts.remedy(used, changed, path.parent)
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(changed)}).{other_version(found)}"
-                + (f" In use: {', '.join(made)}." if made else "")
-                + " Set it back to go on, or use another --workdir."
+                f"({'; '.join(changed)}).{other_version(found)} {remedy}"
             )
         maker = {key: found[key] for key in maker if key in found}
     else:
         _require_unused(path.parent)
     opened = outputs.open_directory(output)
+    _hold(opened)
     with outputs.owner_only():
         files.check_writable(opened)
     return opened, maker
 
 
-def _with_unused_parts(
-    found: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    parts: Parts,
-    directory: pathlib.Path,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Finds the parts of a config that nothing was made with.
+_HELD: contextvars.ContextVar[dict[str, contextlib.ExitStack] | None]
+_HELD = contextvars.ContextVar("held_workdirs", default=None)
 
-    Returns:
-      The config found, with the wanted values of these; {other part: what used it}.
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keeps other jobs out of the workdirs that the block opens, until it ends.
+
+    Another config would replace that of a job that is about to pay for it.
     """
-    kept, used = json.loads(json.dumps(found)), {}
-    for name, outputs_of in parts.items():
-        made = next(_made_with(outputs_of, directory), None)
-        if made is not None:
-            used[name] = str(made.relative_to(directory))
-            continue
-        *above, last = name.split(".")
-        old, new = kept, wanted
-        for each in above:
-            old, new = old.get(each, {}), new.get(each, {})
-        if last in new:
-            old[last] = new[last]
-        else:
-            old.pop(last, None)
-    return kept, used
+    with contextlib.ExitStack() as locks:
+        token = _HELD.set({"": locks})
+        try:
+            yield
+        finally:
+            _HELD.reset(token)
 
 
-def _made_with(
-    outputs_of: Sequence[str], directory: pathlib.Path
-) -> Iterator[pathlib.Path]:
-    """Yields the outputs, and the runs that paid for a step, of some names.
-
-    What is hidden is unfinished: its stage goes on with it, or refuses.
-    """
-    private = directory / "private"
-    for place in (directory / releases.RELEASE_FOLDER, private, private / RUNS):
-        for part_of_name in outputs_of:
-            for path in sorted(place.glob(f"*{part_of_name}*")):
-                hidden = path.name.startswith(".")
-                if not hidden and (place.name != RUNS or _is_paid(path)):
-                    yield path
-
-
-def _is_paid(run: pathlib.Path) -> bool:
-    """Returns whether a run paid for a step, or cannot say so."""
-    try:
-        return ledger.read_ledger(run / ledger.FILE_NAME).steps_paid > 0
-    except validation.DataError:
-        return (run / ledger.FILE_NAME).exists()
-
-
-def _is_in(part: str, changed: Sequence[str]) -> bool:
-    """Returns whether one of the differences is inside a part of the config."""
-    return any(words.startswith((f"{part}.", f"{part}:")) for words in changed)
+def _hold(directory: pathlib.Path) -> None:
+    """Locks a workdir once it exists, inside `alone`; refuses one that is in use."""
+    holding, name = _HELD.get(), os.path.realpath(directory)
+    if holding is None or name in holding or not directory.is_dir():
+        return
+    message = f"{directory} is in use by another job. Wait until it ends, or stop it."
+    holding[""].enter_context(held(directory, message))
+    holding[name] = holding[""]
 
 
 def _require_unused(directory: pathlib.Path) -> None:

@@ -21,6 +21,8 @@ from tfdpsq.validation import InputError, positive_integer
 PRESET = "t5_tiny_pydocs"
 # The model of the published MAUVE.
 GPT2 = "gpt2_large_en"
+# Files of a preset of keras-nlp, besides its weights and the tokenizer's.
+_OF_PRESET = ("metadata.json", "config.json")
 _Forward = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -65,7 +67,7 @@ def t5_encoder_features(
 
 
 def require_gpt2(preset: str) -> None:
-    """Refuses a GPT-2 that is neither a directory nor a name that keras-nlp knows.
+    """Refuses a GPT-2 that is neither a preset's directory nor a known name.
 
     Raises:
       InputError: names the setting.
@@ -77,6 +79,12 @@ def require_gpt2(preset: str) -> None:
             f"similarity.init is {preset!r}, which is no directory, and no GPT-2 that "
             f"keras-nlp knows: {', '.join(sorted(GPT2Backbone.presets))}. Give one."
         )
+    for name in _OF_PRESET if os.path.isdir(preset) else ():
+        if not os.path.isfile(os.path.join(preset, name)):
+            raise InputError(
+                f"similarity.init is {preset!r}, which has no {name}: it is no "
+                "keras-nlp preset of GPT-2. Give the directory of one."
+            )
 
 
 def gpt2_features(

@@ -121,7 +121,7 @@ def used_by(
         "job.retriever": ("retriever_",),
         "job.direct": ("retriever_direct-",),
         "job.evaluate": ("_retrieval_", "_text_"),
-        "job.canaries": ("canaries",),
+        "job.canaries": ("canaries", "audited_"),
         "job.audit": ("_audit",),
     }
     for size in config.sizes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -57,9 +58,15 @@ def require_converged(
     """
     found = stage["result"].get("diverged")
     if found:
+        certificate = privacy.read_certificate(directory)
+        own = (
+            "in a run of its own: its budget adds up with this one's."
+            if certificate is None
+            or math.isfinite(float(certificate["guarantee"]["epsilon"]))
+            else "and move this one away: it has no epsilon, and cost no budget."
+        )
         raise DivergedError(
             f"{found} They are in {directory}, with the certificate of what was paid. "
-            f"Lower learning_rate (now {learning_rate}) in a run of its own: its "
-            "budget adds up with this one's.",
-            privacy.read_certificate(directory),
+            f"Lower learning_rate (now {learning_rate}) {own}",
+            certificate,
         )

@@ -1,0 +1,113 @@
+"""Parts of a job's config that may still change, since nothing was made with them.
+
+A job pays for some stages before it runs others. What one of the others refuses must
+not cost that again: its settings are corrected in the same workdir.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdpsq import validation
+from tfdpsq.privacy.proof import ledger
+from tfdpsq.run.core import layout, releases
+
+# {part of a config: what the names of outputs made with it, and of what these are used
+# in at a cost, have in common}.
+Parts = Mapping[str, Sequence[str]]
+
+
+def with_unused(
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    parts: Parts,
+    directory: pathlib.Path,
+) -> tuple[dict[str, Any], dict[str, list[pathlib.Path]]]:
+    """Finds the parts of a config that nothing was made with.
+
+    Returns:
+      The config found, with the wanted values of these; {other part: what used it}.
+    """
+    kept = json.loads(json.dumps(found))
+    used = {name: _made_with(names, directory) for name, names in parts.items()}
+    for name in parts:
+        if used[name]:
+            continue
+        *above, last = name.split(".")
+        old, new = kept, wanted
+        for each in above:
+            old, new = old.get(each, {}), new.get(each, {})
+        if last in new:
+            old[last] = new[last]
+        else:
+            old.pop(last, None)
+    return kept, used
+
+
+def _made_with(
+    outputs_of: Sequence[str], directory: pathlib.Path
+) -> list[pathlib.Path]:
+    """Returns the outputs, and the runs that took a step, of some names.
+
+    What is hidden is unfinished: its stage goes on with it, or refuses.
+    """
+    private = directory / "private"
+    return [
+        path
+        for place in (
+            directory / releases.RELEASE_FOLDER,
+            private,
+            private / layout.RUNS,
+        )
+        for part_of_name in outputs_of
+        for path in sorted(place.glob(f"*{glob.escape(part_of_name)}*"))
+        if not path.name.startswith(".")
+        and (place.name != layout.RUNS or _took_steps(path))
+    ]
+
+
+def _took_steps(run: pathlib.Path) -> bool:
+    """Returns whether a run took a step, or cannot say so."""
+    try:
+        return ledger.read_ledger(run / ledger.FILE_NAME).steps_paid > 0
+    except validation.DataError:
+        return (run / ledger.FILE_NAME).exists()
+
+
+def _cost_budget(made: pathlib.Path, directory: pathlib.Path) -> bool:
+    """Returns whether an output, or a run, paid for steps with a finite epsilon."""
+    run = directory / "private" / layout.RUNS / made.name
+    if not _took_steps(run):
+        return False
+    try:
+        written = json.loads((run / layout.RUN_FILE).read_text("utf-8"))
+        return written["config"]["epsilon"] != "inf"
+    except (OSError, ValueError, LookupError, TypeError):
+        return True  # it cannot say so
+
+
+def remedy(
+    used: Mapping[str, Sequence[pathlib.Path]],
+    changed: Sequence[str],
+    directory: pathlib.Path,
+) -> str:
+    """Returns what to do about parts of a config that changed though they were used."""
+    made = {
+        path
+        for part in used
+        if any(words.startswith((f"{part}.", f"{part}:")) for words in changed)
+        for path in used[part]
+    }
+    paid = [path for path in made if _cost_budget(path, directory)]
+    names = sorted(str(path.relative_to(directory)) for path in paid or made)
+    if made and not paid:
+        return (
+            f"{', '.join(names)} cost no budget, by the ledgers here: move them away, "
+            "and whatever was made of them, or set the config back."
+        )
+    with_it = f"{', '.join(names)} paid a budget with it. " if paid else ""
+    return f"{with_it}Set it back to go on, or use another --workdir."
