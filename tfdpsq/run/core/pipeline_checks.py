@@ -2,9 +2,9 @@
 
 A stage refuses its own settings before it spends anything, but the stages before it
 have been paid for by then. They are kept: a workdir takes another setting for stages
-that have not begun (`USED_BY`; `used_parts`). Better still is to be told at once. So all that depends
-on the settings alone is refused here, and all that depends on the data, too, in
-`pipeline_data`.
+that have not begun (`USED_BY`; see `used_parts`). Better still is to be told at once.
+So all that depends on the settings alone is refused here, and all that depends on the
+data, too, in `pipeline_data`.
 """
 
 from __future__ import annotations
