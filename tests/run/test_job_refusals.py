@@ -531,8 +531,8 @@ def test_one_job_at_a_time_is_in_a_workdir(base, tmp_path):
     work = tmp_path / "work"
     with workdir.alone():
         pipeline.open_job(_config(base), work)
-        pipeline.open_job(_config(base), work)  # of one process
-        other = contextvars.Context()  # as in another
+        other = contextvars.Context()  # as in another process
         with pytest.raises(InputError, match="is in use by another job. Wait"):
             other.run(workdir.alone()(pipeline.open_job), _config(base), work)
+        pipeline.open_job(_config(base), work)
     pipeline.open_job(_config(base, finetune__steps=4), work)

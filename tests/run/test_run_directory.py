@@ -394,3 +394,26 @@ def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_f
         with pytest.raises(DataError, match=f"{name}: .*{message}"):
             pipeline.run(config, moved)
         (measured / name).write_text(whole)
+
+
+def test_a_shipped_vocabulary_is_the_same_wherever_tfdpsq_is_installed(tmp_path):
+    """What was paid by one installation is not paid again by the next."""
+    made = {"vocabulary": "/a/site-packages/tfdpsq/generator/presets/t5/spiece.model"}
+    workdir.open_workdir(tmp_path / "work", made)
+    elsewhere = {"vocabulary": "/b/tfdpsq/generator/presets/t5/spiece.model"}
+    workdir.open_workdir(tmp_path / "work", elsewhere)
+    for other in ("/b/tfdpsq/generator/presets/t6/spiece.model", "/b/t5/spiece.model"):
+        with pytest.raises(InputError, match="another config"):
+            workdir.open_workdir(tmp_path / "work", {"vocabulary": other})
+
+
+def test_a_generator_is_read_with_its_own_copy_of_the_vocabulary(tmp_path):
+    given = tmp_path / "given.model"
+    given.write_text("given")
+    (tmp_path / "generator").mkdir()
+    found = sources.trained_vocabulary(str(given), tmp_path / "generator")
+    assert found == given  # of an older one
+    own = tmp_path / "generator" / "spiece.model"
+    own.write_text("own")
+    gone = str(tmp_path / "gone.model")
+    assert sources.trained_vocabulary(gone, tmp_path / "generator") == own

@@ -127,7 +127,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "canaries": workdir.stage_fingerprint(config.canaries),
         "generator": workdir.stage_fingerprint(config.generator),
     }
-    vocabulary = sources.vocabulary_file(trained.vocabulary, config.generator)
+    vocabulary = sources.trained_vocabulary(trained.vocabulary, config.generator)
     for number, path in enumerate(references):
         # Else its scores are of other words.
         where = f"references[{number}]"

@@ -358,7 +358,7 @@ class _Choice:
         stage = self._config.finetune
         out = self._point(name)
         trained = workdir.read_json(out / workdir.STAGE_FILE)["config"]
-        vocabulary = sources.vocabulary_file(trained["vocabulary"], str(out))
+        vocabulary = sources.trained_vocabulary(trained["vocabulary"], out)
         contents = {pair.document_id: pair.document for pair in held_out}
         rows = synthesize(
             T5QueryGenerator.from_preset(out),

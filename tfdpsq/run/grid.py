@@ -202,7 +202,7 @@ def _held_out(proxy: pathlib.Path, most: int) -> list[Pair]:
 def _measure(proxy: pathlib.Path, out: pathlib.Path, most: int) -> dict[str, Any]:
     """Returns the losses of held-out proxy queries under the model."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
-    vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
+    vocabulary = sources.trained_vocabulary(stage["vocabulary"], out)
     pairs = _held_out(proxy, most)
     rows = encode_pairs(
         pairs,

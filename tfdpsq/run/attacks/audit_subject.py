@@ -100,7 +100,9 @@ def load(
     made: Sequence[canary_set.Canary],
 ) -> Subject:
     """Loads the models, and the documents of the canaries."""
-    tokenizer = Tokenizer(sources.vocabulary_file(trained.vocabulary, config.generator))
+    tokenizer = Tokenizer(
+        sources.trained_vocabulary(trained.vocabulary, config.generator)
+    )
     lengths = (trained.document_length, trained.query_length)
 
     def loaded(

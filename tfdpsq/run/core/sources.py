@@ -323,6 +323,18 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     )
 
 
+def trained_vocabulary(given: str, model: str | pathlib.Path) -> pathlib.Path:
+    """Returns the SentencePiece model of a trained generator: its own copy.
+
+    An older generator has none: then the one it was `given`, which may have moved.
+
+    Raises:
+      InputError: neither exists.
+    """
+    own = checkpoints.vocabulary_in(model)
+    return vocabulary_file(given, str(model)) if own is None else own
+
+
 def require_vocabulary(
     setting: str,
     given: object,

@@ -56,6 +56,8 @@ _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 RUNS = layout.RUNS
 # A setting that says where something is kept, and nothing of the result.
 _PLACE = "private_directory"
+# Where this package has the T5s that it ships, wherever it is installed.
+_SHIPPED = "/tfdpsq/generator/presets/"
 # Key of the directory of a record, in it.
 WRITTEN_IN = "written_in"
 
@@ -67,7 +69,8 @@ def differences(
 ) -> list[str]:
     """Returns what differs, in words, of configs and inputs that results depend on.
 
-    A workdir may be moved, copied, or given by another path. So it is left out where
+    A workdir may be moved, copied, or given by another path, and tfdpsq installed
+    elsewhere, with the T5 that it ships. So it is left out where
     private things are kept; and where `place` is given, of which `found` says where it
     was then, so are paths that are the same from both. What they lead to is compared by
     its fingerprint, among the inputs.
@@ -91,14 +94,21 @@ def differences(
             others += [None] * (len(old) - len(others))
             return [as_wanted(*both) for both in zip(old, others)]
         paths = isinstance(old, str) and isinstance(new, str)
-        if now is None or now == before or not paths:
+        if not (paths and os.path.isabs(old) and os.path.isabs(new)):
             return old
-        if not (os.path.isabs(old) and os.path.isabs(new)):
+        if _shipped(new) and _shipped(new) == _shipped(old):
+            return new
+        if now is None or now == before:
             return old
         is_moved = os.path.relpath(old, before) == os.path.relpath(new, now)
         return new if is_moved else old
 
     return validation.differences(as_wanted(known, wanted), as_wanted(wanted, wanted))
+
+
+def _shipped(path: str) -> str:
+    """Returns where a file of a shipped T5 is below all of them; "" for another."""
+    return path.partition(_SHIPPED)[2]
 
 
 def written_in(place: str | os.PathLike) -> dict[str, str]:
