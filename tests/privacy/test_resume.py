@@ -186,3 +186,14 @@ def test_states_are_archives_as_numpy_writes_them(tmp_path):
     np.savez(tmp_path / "numpys.npz", secrets=np.array(found.digest), **arrays)
     written = (tmp_path / checkpoint.STATE / "step-00000001.npz").read_bytes()
     assert written == (tmp_path / "numpys.npz").read_bytes()
+
+
+def test_a_run_goes_on_whether_or_not_there_is_a_gpu(tmp_path):
+    """Keras puts that into an optimizer's config."""
+    began = {"optimizer": "[('jit_compile', True), ('learning_rate', 0.1)]"}
+    secrets = checkpoint.open_secrets(tmp_path, 0, began)
+    now = {"optimizer": "[('jit_compile', False), ('learning_rate', 0.1)]"}
+    assert checkpoint.open_secrets(tmp_path, 1, now) == secrets
+    other = {"optimizer": "[('jit_compile', False), ('learning_rate', 0.2)]"}
+    with pytest.raises(InputError, match="optimizer was .*0.1.* is .*0.2"):
+        checkpoint.open_secrets(tmp_path, 1, other)

@@ -17,7 +17,7 @@ import tiny
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import canaries, evaluate, finetune, histogram, pipeline
-from tfdpsq.run.core import layout, pipeline_data, sources, workdir
+from tfdpsq.run.core import layout, pipeline_data, sources, used_parts, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import given_embeddings
 from tfdpsq.run.passes.document_rates import Histogram
@@ -524,6 +524,31 @@ def test_what_cost_no_budget_can_be_made_again(base, tmp_path):
     shutil.rmtree(work / "private" / "generator_inf")
     shutil.rmtree(work / "private" / "runs")
     pipeline.open_job(other, work)
+
+
+def test_an_output_without_its_ledger_cost_what_it_certifies(tmp_path):
+    """Unless it was made of another, whose ledger is here."""
+    certificate = {"guarantee": {"epsilon": 8.0}, "ledger_head": "h"}
+    for name in ("generator_eps8", "synthetic_eps8"):
+        made = tmp_path / "release" / name
+        made.mkdir(parents=True)
+        (made / "certificate.json").write_text(json.dumps(certificate))
+    used = {"finetune": [tmp_path / "release" / "generator_eps8"]}
+    changed = ["finetune.steps: 3 there, 4 now"]
+    said = used_parts.remedy(used, changed, tmp_path)
+    assert said.startswith("release/generator_eps8 paid a budget with it. Set it back")
+    used = {"synthesize": [tmp_path / "release" / "synthetic_eps8"]}
+    changed = ["synthesize.top_k: 0 there, 4 now"]
+    run = tmp_path / "private" / "runs" / "generator_eps8"
+    run.mkdir(parents=True)
+    with ledger.Ledger.open(run / ledger.FILE_NAME, "plan", "data", 3) as opened:
+        opened.pay(0)
+        certificate["ledger_head"] = opened.head
+    (made / "certificate.json").write_text(json.dumps(certificate))
+    said = used_parts.remedy(used, changed, tmp_path)
+    assert said.startswith("release/synthetic_eps8 cost no budget, by the ledgers here")
+    said = used_parts.remedy(used, [*changed, "data: 'a' there, 'b' now"], tmp_path)
+    assert "Set it back" in said and "move" not in said
 
 
 def test_one_job_at_a_time_is_in_a_workdir(base, tmp_path):

@@ -396,15 +396,30 @@ def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_f
         (measured / name).write_text(whole)
 
 
-def test_a_shipped_vocabulary_is_the_same_wherever_tfdpsq_is_installed(tmp_path):
-    """What was paid by one installation is not paid again by the next."""
-    made = {"vocabulary": "/a/site-packages/tfdpsq/generator/presets/t5/spiece.model"}
-    workdir.open_workdir(tmp_path / "work", made)
-    elsewhere = {"vocabulary": "/b/tfdpsq/generator/presets/t5/spiece.model"}
-    workdir.open_workdir(tmp_path / "work", elsewhere)
-    for other in ("/b/tfdpsq/generator/presets/t6/spiece.model", "/b/t5/spiece.model"):
-        with pytest.raises(InputError, match="another config"):
-            workdir.open_workdir(tmp_path / "work", {"vocabulary": other})
+def test_inputs_of_the_same_content_may_lie_elsewhere(tmp_path):
+    """What was paid with them is not paid again, such as by another installation."""
+
+    def made(path, fingerprint):
+        config = {"vocabulary": path, "seed": 0}
+        return {"config": config, "inputs": {"vocabulary": fingerprint}}
+
+    first = made("/a/site-packages/tfdpsq/presets/t5/spiece.model", "f")
+    assert not workdir.differences(first, made("/tmp/b/spiece.model", "f"))
+    assert workdir.differences(first, made("/tmp/b/spiece.model", "g"))
+    other = made("/tmp/b/spiece.model", "f")
+    other["config"]["seed"] = 1
+    (changed,) = workdir.differences(first, other)
+    assert changed == "config.seed: 0 there, 1 now"
+
+
+def test_a_job_may_move_together_with_its_data(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    workdir.open_workdir(here / "work", {"data": str(here / "pairs")})
+    here.rename(there)
+    workdir.open_workdir(there / "work", {"data": str(there / "pairs")})
+    with pytest.raises(InputError, match="another config .* with a link where a path"):
+        workdir.open_workdir(there / "work", {"data": str(tmp_path / "pairs")})
 
 
 def test_a_generator_is_read_with_its_own_copy_of_the_vocabulary(tmp_path):

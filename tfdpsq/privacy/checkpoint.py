@@ -154,7 +154,7 @@ def open_secrets(
                 f"paid for would be other steps: {_first_other(before[name], value)}. "
                 "Go on as it began, or use another directory."
             )
-        if before[name] != value:
+        if _without_device(before[name]) != _without_device(value):
             raise validation.InputError(
                 f"{name} was {before[name]} when the run in {directory} began, "
                 f"and is {value} now, so the steps it paid for would be other "
@@ -166,6 +166,11 @@ def open_secrets(
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
     return kept
+
+
+def _without_device(setting: str) -> str:
+    """Leaves out what Keras sets by whether there is a GPU: no step follows from it."""
+    return re.sub(r"\('jit_compile', (True|False)\)(, )?", "", setting)
 
 
 def _first_other(before: str, now: str) -> str:

@@ -197,7 +197,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
         made.delete += _files(root, layout.JOB_FILES, _OF_JOBS)
     _keep_linked(made, root / releases.RELEASE_FOLDER)
     made.elsewhere = sorted(_elsewhere(root, own))
-    busy = locks.holders([*made.delete, *made.folders, *made.kept])
+    busy = locks.holders([root, *made.delete, *made.folders, *made.kept])
     if busy:
         raise validation.InputError(
             f"{root} is in use by process {', '.join(map(str, busy))}. Stop it, or "

@@ -190,6 +190,25 @@ MUTATIONS = (
         "a user moves away what was paid, and pays again",
     ),
     (
+        "a_paid_output_without_its_ledger_is_free",
+        "ledger",
+        _PARTS,
+        'return finite and certificate["ledger_head"] not in _heads(runs)',
+        "return False",
+        _MODULE + "test_an_output_without_its_ledger_cost_what_it_certifies",
+        "a user moves away what was paid, and pays again",
+    ),
+    (
+        "inputs_that_lie_elsewhere_need_no_equal_content",
+        "resumes",
+        "tfdpsq/run/core/workdir.py",
+        "if inputs.get(name) == fingerprint",
+        "if name in inputs",
+        "tests/run/test_run_directory.py::"
+        "test_inputs_of_the_same_content_may_lie_elsewhere",
+        "a run goes on with other pairs",
+    ),
+    (
         "two_jobs_in_one_workdir",
         "ledger",
         "tfdpsq/run/core/workdir.py",

@@ -206,7 +206,7 @@ MUTATIONS = (
         "name": "settings_changed_on_resume",
         "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
-        "old": "        if before[name] != value:\n",
+        "old": "        if _without_device(before[name]) != _without_device(value):\n",
         "new": "        if False:\n",
         "tests": (
             "tests/privacy/test_resume.py::"

@@ -6,14 +6,16 @@ not cost that again: its settings are corrected in the same workdir.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.proof import ledger
+from tfdpsq.privacy.proof import certificate_files, ledger
 from tfdpsq.run.core import layout, releases
 
 # {part of a config: what the names of outputs made with it, and of what these are used
@@ -41,6 +43,8 @@ def with_unused(
         old, new = kept, wanted
         for each in above:
             old, new = old.get(each, {}), new.get(each, {})
+            if not isinstance(old, dict):  # it was edited
+                old = {}
         if last in new:
             old[last] = new[last]
         else:
@@ -79,15 +83,35 @@ def _took_steps(run: pathlib.Path) -> bool:
 
 
 def _cost_budget(made: pathlib.Path, directory: pathlib.Path) -> bool:
-    """Returns whether an output, or a run, paid for steps with a finite epsilon."""
-    run = directory / "private" / layout.RUNS / made.name
-    if not _took_steps(run):
-        return False
+    """Returns whether an output, or a run, paid for steps with a finite epsilon.
+
+    Without a ledger of its own, an output with a certificate did, unless another run
+    here is the one that the certificate is of: then it was only made of that output.
+    """
+    runs = directory / "private" / layout.RUNS
+    ran, stated = _took_steps(runs / made.name), made / certificate_files.FILE_NAME
     try:
-        written = json.loads((run / layout.RUN_FILE).read_text("utf-8"))
-        return written["config"]["epsilon"] != "inf"
+        if ran:
+            written = json.loads(
+                (runs / made.name / layout.RUN_FILE).read_text("utf-8")
+            )
+            return written["config"]["epsilon"] != "inf"
+        if not stated.is_file():
+            return False
+        certificate = json.loads(stated.read_text("utf-8"))
+        finite = math.isfinite(float(certificate["guarantee"]["epsilon"]))
+        return finite and certificate["ledger_head"] not in _heads(runs)
     except (OSError, ValueError, LookupError, TypeError):
         return True  # it cannot say so
+
+
+def _heads(runs: pathlib.Path) -> set[str]:
+    """Returns the heads of all ledgers that can be read."""
+    found = set()
+    for path in runs.glob(f"*/{ledger.FILE_NAME}"):
+        with contextlib.suppress(validation.DataError):
+            found.add(ledger.read_ledger(path).head)
+    return found
 
 
 def remedy(
@@ -96,18 +120,20 @@ def remedy(
     directory: pathlib.Path,
 ) -> str:
     """Returns what to do about parts of a config that changed though they were used."""
-    made = {
-        path
-        for part in used
-        if any(words.startswith((f"{part}.", f"{part}:")) for words in changed)
-        for path in used[part]
+    of = {
+        words: [part for part in used if words.startswith((f"{part}.", f"{part}:"))]
+        for words in changed
     }
+    made = {path for parts in of.values() for part in parts for path in used[part]}
     paid = [path for path in made if _cost_budget(path, directory)]
     names = sorted(str(path.relative_to(directory)) for path in paid or made)
-    if made and not paid:
+    if made and not paid and all(of.values()):
         return (
             f"{', '.join(names)} cost no budget, by the ledgers here: move them away, "
             "and whatever was made of them, or set the config back."
         )
     with_it = f"{', '.join(names)} paid a budget with it. " if paid else ""
-    return f"{with_it}Set it back to go on, or use another --workdir."
+    return (
+        f"{with_it}Set it back to go on, with a link where a path has changed, or use "
+        "another --workdir."
+    )

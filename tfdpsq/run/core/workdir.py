@@ -56,8 +56,6 @@ _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 RUNS = layout.RUNS
 # A setting that says where something is kept, and nothing of the result.
 _PLACE = "private_directory"
-# Where this package has the T5s that it ships, wherever it is installed.
-_SHIPPED = "/tfdpsq/generator/presets/"
 # Key of the directory of a record, in it.
 WRITTEN_IN = "written_in"
 
@@ -69,8 +67,7 @@ def differences(
 ) -> list[str]:
     """Returns what differs, in words, of configs and inputs that results depend on.
 
-    A workdir may be moved, copied, or given by another path, and tfdpsq installed
-    elsewhere, with the T5 that it ships. So it is left out where
+    A workdir may be moved, copied, or given by another path. So it is left out where
     private things are kept; and where `place` is given, of which `found` says where it
     was then, so are paths that are the same from both. What they lead to is compared by
     its fingerprint, among the inputs.
@@ -94,21 +91,38 @@ def differences(
             others += [None] * (len(old) - len(others))
             return [as_wanted(*both) for both in zip(old, others)]
         paths = isinstance(old, str) and isinstance(new, str)
-        if not (paths and os.path.isabs(old) and os.path.isabs(new)):
+        if now is None or now == before or not paths:
             return old
-        if _shipped(new) and _shipped(new) == _shipped(old):
-            return new
-        if now is None or now == before:
+        if not (os.path.isabs(old) and os.path.isabs(new)):
             return old
         is_moved = os.path.relpath(old, before) == os.path.relpath(new, now)
         return new if is_moved else old
 
-    return validation.differences(as_wanted(known, wanted), as_wanted(wanted, wanted))
+    old = as_wanted(_with_equal_contents(known, wanted), wanted)
+    return validation.differences(old, as_wanted(wanted, wanted))
 
 
-def _shipped(path: str) -> str:
-    """Returns where a file of a shipped T5 is below all of them; "" for another."""
-    return path.partition(_SHIPPED)[2]
+def _with_equal_contents(
+    found: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Returns a record with the new path of every input whose fingerprint is equal.
+
+    Data, a T5 or a vocabulary may lie elsewhere: what they hold is what counts.
+    """
+    config: Any = found.get("config")
+    inputs: Any = found.get("inputs")
+    new: Any = wanted.get("config")
+    read: Any = wanted.get("inputs")
+    if not all(isinstance(each, Mapping) for each in (config, inputs, new, read)):
+        return found
+    same = {
+        name: new[name]
+        for name, fingerprint in read.items()
+        if inputs.get(name) == fingerprint
+        and isinstance(config.get(name), str)
+        and isinstance(new.get(name), str)
+    }
+    return {**found, "config": {**config, **same}}
 
 
 def written_in(place: str | os.PathLike) -> dict[str, str]:
@@ -219,12 +233,12 @@ def _opened(
     holds = "a whole job, with private queries in its report"
     output = releases.Output(workdir, releases.PRIVATE, holds)
     path = output.directory / CONFIG_FILE
-    maker = made_by()
+    maker = {**made_by(), **written_in(path.parent)}
     _hold(path.parent)
     if path.is_file():
         found = read_json(path)
         kept, used = used_parts.with_unused(found, wanted, parts, path.parent)
-        changed = differences({**kept, MADE_BY: None}, wanted)
+        changed = differences({**kept, MADE_BY: None}, wanted, path.parent)
         if changed:
             remedy = used_parts.remedy(used, changed, path.parent)
             raise validation.InputError(
@@ -252,7 +266,7 @@ def alone() -> Iterator[None]:
     Another config would replace that of a job that is about to pay for it.
     """
     with contextlib.ExitStack() as locks:
-        token = _HELD.set({"": locks})
+        token = _HELD.set({**(_HELD.get() or {}), "": locks})
         try:
             yield
         finally:
@@ -397,6 +411,11 @@ def held(directory: str | os.PathLike, message: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Held(message) from error
+        except OSError as error:
+            raise validation.InputError(
+                f"{directory} cannot be locked ({error.strerror}). Put it on a file "
+                "system with locks."
+            ) from error
         yield
     finally:
         os.close(descriptor)
