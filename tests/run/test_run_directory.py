@@ -412,6 +412,14 @@ def test_inputs_of_the_same_content_may_lie_elsewhere(tmp_path):
     assert changed == "config.seed: 0 there, 1 now"
 
 
+def test_a_shipped_t5_is_the_same_wherever_tfdpsq_is_installed():
+    made = {"rerankers": {"public": "/a/site-packages/tfdpsq/generator/presets/t5"}}
+    elsewhere = {"rerankers": {"public": "/b/tfdpsq/generator/presets/t5"}}
+    assert not workdir.differences(made, elsewhere)
+    for other in ("/b/tfdpsq/generator/presets/t6", "/b/presets/t5"):
+        assert workdir.differences(made, {"rerankers": {"public": other}})
+
+
 def test_a_job_may_move_together_with_its_data(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

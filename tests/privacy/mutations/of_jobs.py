@@ -199,16 +199,6 @@ MUTATIONS = (
         "a user moves away what was paid, and pays again",
     ),
     (
-        "inputs_that_lie_elsewhere_need_no_equal_content",
-        "resumes",
-        "tfdpsq/run/core/workdir.py",
-        "if inputs.get(name) == fingerprint",
-        "if name in inputs",
-        "tests/run/test_run_directory.py::"
-        "test_inputs_of_the_same_content_may_lie_elsewhere",
-        "a run goes on with other pairs",
-    ),
-    (
         "two_jobs_in_one_workdir",
         "ledger",
         "tfdpsq/run/core/workdir.py",
