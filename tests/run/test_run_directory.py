@@ -424,8 +424,9 @@ def test_a_job_may_move_together_with_its_data(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     workdir.open_workdir(here / "work", {"data": str(here / "pairs")})
-    here.rename(there)
-    workdir.open_workdir(there / "work", {"data": str(there / "pairs")})
+    for start, end in ((here, there), (there, here), (here, there)):
+        start.rename(end)
+        workdir.open_workdir(end / "work", {"data": str(end / "pairs")})
     with pytest.raises(InputError, match="another config .* with a link where a path"):
         workdir.open_workdir(there / "work", {"data": str(tmp_path / "pairs")})
 

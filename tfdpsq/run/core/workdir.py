@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import fcntl
 import hashlib
 import importlib.metadata
@@ -254,7 +255,8 @@ def _opened(
                 f"{path} was written by a run with another config "
                 f"({'; '.join(changed)}).{other_version(found)} {remedy}"
             )
-        maker = {key: found[key] for key in maker if key in found}
+        here = {WRITTEN_IN: maker[WRITTEN_IN]} if WRITTEN_IN in found else {}
+        maker = {key: found[key] for key in (MADE_BY,) if key in found} | here
     else:
         _require_unused(path.parent)
     opened = outputs.open_directory(output)
@@ -264,8 +266,17 @@ def _opened(
     return opened, maker
 
 
-_HELD: contextvars.ContextVar[dict[str, contextlib.ExitStack] | None]
-_HELD = contextvars.ContextVar("held_workdirs", default=None)
+@dataclasses.dataclass(frozen=True)
+class _Holding:
+    """Locks of a block, and the workdirs that it or one around it holds."""
+
+    locks: contextlib.ExitStack
+    workdirs: set[str]
+
+
+_HOLDING: contextvars.ContextVar[_Holding | None] = contextvars.ContextVar(
+    "holding", default=None
+)
 
 
 @contextlib.contextmanager
@@ -274,22 +285,24 @@ def alone() -> Iterator[None]:
 
     Another config would replace that of a job that is about to pay for it.
     """
+    outer = _HOLDING.get()
     with contextlib.ExitStack() as locks:
-        token = _HELD.set({**(_HELD.get() or {}), "": locks})
+        held_outside = outer.workdirs if outer is not None else ()
+        token = _HOLDING.set(_Holding(locks, set(held_outside)))
         try:
             yield
         finally:
-            _HELD.reset(token)
+            _HOLDING.reset(token)
 
 
 def _hold(directory: pathlib.Path) -> None:
     """Locks a workdir once it exists, inside `alone`; refuses one that is in use."""
-    holding, name = _HELD.get(), os.path.realpath(directory)
-    if holding is None or name in holding or not directory.is_dir():
+    holding, name = _HOLDING.get(), os.path.realpath(directory)
+    if holding is None or name in holding.workdirs or not directory.is_dir():
         return
     message = f"{directory} is in use by another job. Wait until it ends, or stop it."
-    holding[""].enter_context(held(directory, message))
-    holding[name] = holding[""]
+    holding.locks.enter_context(held(directory, message))
+    holding.workdirs.add(name)
 
 
 def _require_unused(directory: pathlib.Path) -> None:
