@@ -233,7 +233,7 @@ SETTINGS = {
     ],
     "grid": [
         ("stage=pretrain", "stage is 'pretrain'; choose one of 'finetune'"),
-        ("held_out=0", "held_out is 0; it must be an integer of at least 1"),
+        ("held_out=0", "held_out is 0; it must be an integer of at least 2"),
         ("finetune.clip_norm=-1", "finetune.clip_norm is -1.0; it must be a finite"),
         ("axes=3", "axes[0] is 3; it must be (setting, values)"),
     ],

@@ -477,6 +477,8 @@ def test_a_job_is_refused_before_its_first_stage_if_all_its_runs_exceed_the_limi
         with pytest.raises(InputError, match="generator_eps3 and retriever_direct_eps"):
             pipeline.open_job(config, work)
         assert not work.exists()
+    pipeline.open_job(config, work)
+    with spending.limited(3.5, (), work):
         # What is finished spends nothing more.
         for name in ("generator_eps3", "retriever_direct_eps3"):
             _write(work / "release" / name, _certificate(steps=1))

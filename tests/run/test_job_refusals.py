@@ -285,6 +285,8 @@ def test_audits_compare_queries_that_are_kept(base, tmp_path):
     config = _config(base, epsilons=(), canaries__most_pairs=1)
     config.finetune.update(batch_size=2, microbatch_size=2)
     _unpaid(config, tmp_path / "a", "of `audit`: there are 1 training queries")
+    config = _config(base, epsilons=(), audit__other_splits=("nope",))
+    _unpaid(config, tmp_path / "c", "of `audit`: there are .* 0 in splits")
     none = {"canaries": canaries.default_config(), "audit_epsilons": (8.0,)}
     none["canaries"].trials = 0
     _refused(base, tmp_path / "b", "^canaries.trials and canaries.coins are 0", **none)

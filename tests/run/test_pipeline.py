@@ -85,7 +85,7 @@ def test_each_output_uses_a_part_of_the_config(finished):
         of = {part for part, names in parts if any(n in path.name for n in names)}
         assert of or path.name in ("runs", "logs"), path
         used |= of
-    assert used == {*pipeline_checks.USED_BY} - {"log"}
+    assert used == {*pipeline_checks.USED_BY}
 
 
 def test_certificates_follow_from_the_steps_that_ran(finished):
@@ -313,7 +313,6 @@ def test_settings_of_rows_that_are_not_made_are_of_no_matter(tmp_path):
         (("audit.strict", True), "audit.strict is True"),
         (("audit.guesses", ((0.9, 0.9),)), "both in and out"),
         (("audit.references", ("/nowhere",)), "/nowhere"),
-        (("audit.other_splits", ("nope",)), "a comparison takes 2 of each"),
         (("canaries.split", "dev"), "no canary would be trained on"),
         (("canaries.coins", 10_000), "Lower trials"),
     ],

@@ -24,7 +24,7 @@ def _run(folder, texts, size=0):
 @pytest.mark.parametrize("text", [CHINESE, "too short", "x = [1, 2]; y = f(x, *z)"])
 def test_documents_without_a_sentence_are_refused_by_their_name(tmp_path, text):
     """It was: /tmp/….partial/.public_pairs….partial/beir: no document was given."""
-    with pytest.raises(InputError, match="data is .*/pairs': none of its 3") as refused:
+    with pytest.raises(InputError, match="data is .*: none of its 3") as refused:
         _run(tmp_path, [text] * 3)
     said = str(refused.value)
     assert "3 to 25 words between spaces" in said and "segmenter" in said

@@ -124,7 +124,7 @@ def test_private_queries_are_recorded_or_refused(base, tmp_path):
     assert data.startswith("keyed:")
     assert BeirDirectory(base / "beir/scifact").fingerprint() not in stage.read_text()
     config.strict = True
-    with pytest.raises(InputError, match="strict mode refuses"):
+    with pytest.raises(InputError, match="strict is True and private is True"):
         zero_shot.run(config, tmp_path / "private" / "other")
     public = _tiny_sets.config_of(base, "scifact", strict=True)
     zero_shot.run(public, tmp_path / "public" / "out")
