@@ -179,7 +179,7 @@ def test_audits_of_two_replicas(base, tmp_path, logical_cpus):
 
 
 def test_audits_fit_the_pairs_with_canaries(base, tmp_path):
-    """Of 60 pairs, 5 are left, with 2 rows of a form, and some of 24 coins'."""
+    """Batches, bounds and users are compared with the canaries that were made."""
     five = {"canaries__most_pairs": 5}
     config = _config(base, **five, finetune__batch_size=32)
     _unpaid(config, tmp_path / "a", "of `finetune`: batch_size 32 is larger than")
@@ -529,7 +529,7 @@ def test_what_cost_no_budget_can_be_made_again(base, tmp_path):
 
 
 def test_an_output_without_its_ledger_cost_what_it_certifies(tmp_path):
-    """Unless it was made of another, whose ledger is here."""
+    """A set made of another output, whose ledger is here, did not."""
     certificate = {"guarantee": {"epsilon": 8.0}, "ledger_head": "h"}
     for name in ("generator_eps8", "synthetic_eps8"):
         made = tmp_path / "release" / name

@@ -142,7 +142,7 @@ def test_rows_of_a_later_table_are_tried_too(small, tmp_path):
 
 
 def test_a_resized_size_is_tried_before_others_are_paid(small, tmp_path):
-    """With embeddings for sentinels, since it is trained from this one."""
+    """The T5 has embeddings for sentinels, since another is trained from it."""
     model = T5QueryGenerator(T5Config(430, 1, 2, 8, 16, 8, "1.1", dropout=0.0))
     (tmp_path / "t5").mkdir()
     model.save_to_preset(tmp_path / "t5", small / "spiece.model")
@@ -217,7 +217,7 @@ def test_audits_are_planned_on_their_canaries(small, tmp_path, changes, message)
 
 
 def test_canaries_have_users_where_the_pairs_have_theirs(small, tmp_path):
-    """And secrets that no seed tells."""
+    """Their secrets follow from no seed of the config."""
     shutil.copytree(small / "pairs", tmp_path / "pairs")
     path = tmp_path / "pairs" / "queries.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

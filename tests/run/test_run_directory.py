@@ -397,7 +397,7 @@ def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_f
 
 
 def test_inputs_of_the_same_content_may_lie_elsewhere(tmp_path):
-    """What was paid with them is not paid again, such as by another installation."""
+    """Paid steps are kept when tfdpsq is installed elsewhere, for one."""
 
     def made(path, fingerprint):
         config = {"vocabulary": path, "seed": 0}

@@ -33,7 +33,7 @@ def write(base):
 
 
 def settings(base):
-    """What a user gives to scale "paper", and the smallest numbers of steps."""
+    """Returns a user's settings for scale "paper", with the fewest steps."""
     return {
         "job.data": str(base / "pairs"),
         "zero_shot.root": str(base / "beir"),

@@ -95,7 +95,7 @@ MUTATIONS = (
         "old": 'SecureSource(seed).seed("global")',
         "new": 'SecureSource(seed).seed("units")',
         "tests": (_GIVEN_AWAY,),
-        "why": "whoever sees TensorFlow's seed has a part of the key of the coins",
+        "why": "TensorFlow's global seed reveals bits of the sampling key",
     },
     {
         "name": "secure_dealing_from_the_samples_stream",

@@ -103,7 +103,7 @@ def whole_job(
 def used_by(
     config: ml_collections.ConfigDict, fields: Iterable[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the parts of the config, and the outputs of each, as `workdir.Parts`.
+    """Returns the parts of the config, and the outputs of each, as `used_parts.Parts`.
 
     `fields` are settings of a size that make another T5 of its `init`.
     """
