@@ -441,3 +441,15 @@ def test_a_generator_is_read_with_its_own_copy_of_the_vocabulary(tmp_path):
     own.write_text("own")
     gone = str(tmp_path / "gone.model")
     assert sources.trained_vocabulary(gone, tmp_path / "generator") == own
+
+
+def test_a_downloaders_notes_are_no_part_of_a_model(tmp_path):
+    (tmp_path / "array").mkdir()
+    for name in ("config.json", "array/.zarray"):
+        (tmp_path / name).write_text("{}")
+    made = workdir.model_fingerprint(tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "config.json.metadata").write_text("when")
+    assert workdir.model_fingerprint(tmp_path) == made
+    (tmp_path / "array" / ".zarray").write_text("[]")
+    assert workdir.model_fingerprint(tmp_path) != made

@@ -372,7 +372,8 @@ def _check_same(path: Path, found: LedgerSummary, wanted: Mapping[str, Any]) -> 
             shown = f": {there} when the ledger was made, {now} now"
             raise InputError(
                 f"{path}: {what} changed{'' if there == found.data else shown}, "
-                f"and {found.steps_paid} steps are paid. Put back the data and "
-                "the spec it was made with, or begin a new run with another ledger, "
-                "whose spending adds up with this one's."
+                f"and {found.steps_paid} steps are paid. Put back the data, the spec "
+                "and the dp-accounting it was made with (another one may find another "
+                "noise), or begin a new run with another ledger, whose spending adds "
+                "up with this one's."
             )

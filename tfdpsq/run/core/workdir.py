@@ -485,7 +485,8 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
     """Returns the id of a model: a finished stage, or a directory from elsewhere.
 
     The latter is the SHA-256 over the names and bytes of all files except its
-    descriptions: the card (`*.md`) and `pretraining.json`.
+    descriptions, the card (`*.md`) and `pretraining.json`, and a downloader's notes in
+    `.cache`.
 
     Raises:
       InputError: the directory is missing or empty.
@@ -496,7 +497,10 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
     paths = sorted(
         path
         for path in directory.rglob("*")
-        if path.is_file() and path.suffix != ".md" and path.name != "pretraining.json"
+        if path.is_file()
+        and path.suffix != ".md"
+        and path.name != "pretraining.json"
+        and path.relative_to(directory).parts[0] != ".cache"
     )
     if not paths:
         raise validation.InputError(
