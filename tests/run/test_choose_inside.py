@@ -402,3 +402,35 @@ def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
         "x",
         "y",
     ]
+
+
+def test_a_grid_that_was_moved_has_the_points_that_it_paid_for(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(choice_points, "_try", lambda *_: None)  # makes no models
+    (tmp_path / "here").mkdir()
+
+    def planned(place, **changes):
+        config = _config(base, finetune__vocabulary=f"{place}/spiece.model", **changes)
+        config.variants = {"other": {"seed": 3}, **config.variants.to_dict()}
+        source = sources.load_source(config.finetune.pairs, "train")
+        (place / "own").mkdir(exist_ok=True)
+        found, _ = choice_points.planned(
+            config, source, place / "own", lambda name: place / name, {"pairs": "f00"}
+        )
+        return {point.name: dict(point.settings) for point in found}
+
+    before = planned(tmp_path / "here")
+    first = tmp_path / "here" / next(iter(before))
+    first.mkdir()
+    with Ledger.open(first / "ledger.jsonl", "plan", "data", 3) as ledger:
+        ledger.pay(0)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert planned(tmp_path / "there") == before
+    with pytest.raises(validation.InputError, match="another config.*temperature"):
+        planned(tmp_path / "there", synthesize__temperature=0.5)
+    plan = tmp_path / "there" / "own" / choice_points.PLAN_FILE
+    found = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**found, "points": found["points"][1:]}))
+    with pytest.raises(validation.DataError, match="points are not those of its conf"):
+        planned(tmp_path / "there")

@@ -6,6 +6,7 @@ the cost of its points counts from then on.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -158,8 +159,7 @@ def planned(
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     found = workdir.read_json(path, **_PLAN) if path.is_file() else None
     if found is not None:
-        # Exactly: points are named by their settings, a private directory included.
-        changed = validation.differences(_paid_for(found["of"]), _paid_for(wanted))
+        changed = workdir.differences(_paid_for(found["of"]), _paid_for(wanted), own)
         if changed and any(_paid(run_of(name)) for name in found["points"]):
             raise validation.InputError(
                 f"{own} holds a grid that was begun with another config or other data "
@@ -177,7 +177,7 @@ def planned(
         if specs[0].private:
             _require_certifiable(config, points, specs, delta)
         found = {
-            "of": wanted,
+            "of": {**wanted, **workdir.written_in(own)},
             "points": [point.name for point in points],
             "epsilon": specs[0].epsilon if specs[0].private else "inf",
             "delta": specs[0].delta or 0.0,
@@ -187,7 +187,33 @@ def planned(
     for point in points:
         point.stage.epsilon = float(found["epsilon"])
         point.stage.delta = found["delta"]
-    return points, delta
+    return list(_as_named(points, found["points"], path)), delta
+
+
+def _as_named(
+    points: list[Point], names: list[str], path: pathlib.Path
+) -> Iterator[Point]:
+    """Yields the points of a grid by the names that their files have.
+
+    A name tells of paths, too, so a workdir that was moved would give other ones. The
+    points of one variant always have the same order.
+
+    Raises:
+      DataError: the plan at `path` has other points.
+    """
+    left: dict[str, list[str]] = {point.settings["variant"]: [] for point in points}
+    for name in names:
+        left.setdefault(str(name).rpartition("-")[0], []).append(name)
+    counts = {variant: len(of_it) for variant, of_it in left.items()}
+    if counts != collections.Counter(p.settings["variant"] for p in points):
+        raise validation.DataError(
+            path,
+            f"its {len(names)} points are not those of its config",
+            "Restore it from a backup.",
+        )
+    for point in points:
+        name = left[point.settings["variant"]].pop(0)
+        yield dataclasses.replace(point, name=name)
 
 
 def _paid_for(of: Mapping[str, Any]) -> Mapping[str, Any]:
