@@ -22,7 +22,6 @@ from tfdpsq.privacy import (
     train,
     workers,
 )
-from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.validation import InputError
 
@@ -487,22 +486,6 @@ def test_a_call_of_several_steps_that_fails_counts_them_all():
 def _drawn(sampler, step):
     draw = sampler.draw(step)
     return draw.indices[: draw.count]
-
-
-def test_too_little_memory_is_told_with_its_remedy(tmp_path, monkeypatch):
-    def take(self, batches, counts, noise, first):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
-
-    monkeypatch.setattr(CompiledSteps, "__call__", take)
-    message = (
-        r"step 1 .*microbatch_size \(now 1000\).*Count 1 steps of this run as spent"
-    )
-    with pytest.raises(InputError, match=message):
-        _train(tmp_path, _spec(), microbatch=1000)
-    # Of the rows that are tried it named no setting.
-    with pytest.raises(InputError, match="smaller microbatch_size or batch_size. The"):
-        with unquoted_values("the problem", "The remedy."):
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
 
 @pytest.mark.parametrize(

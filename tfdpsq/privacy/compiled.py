@@ -133,9 +133,7 @@ class CompiledSteps:
                 "the batch size, or the bound on the number of units that it follows "
                 "from."
             ) from error
-        silence = [np.zeros(v.shape, np.int64) for v in self.variables]
-        noise = [] if self._plan.grid_step is None else silence
-        arguments = self._arguments([empty], [0], [noise], 0)
+        arguments = self._arguments([empty], [0], [self._silence()], 0)
         with self._precisely():
             function = self._at(rows)
             made = function.get_concrete_function(*arguments)
@@ -143,6 +141,32 @@ class CompiledSteps:
                 self._require_compilable(function, arguments)
         self.read = made.variables
         return [node for node in nodes_of(made.graph) if OF_LOSS in node.name]
+
+    def _silence(self) -> list[np.ndarray]:
+        """Returns what `secure_noise` does, but zeros."""
+        if self._plan.grid_step is None:
+            return []
+        return [np.zeros(v.shape, np.int64) for v in self.variables]
+
+    def rehearse(self, batch: Arrays) -> None:
+        """Takes a step that is as large as any, of rows that do not count.
+
+        It adds noise to sums of zeros, by keys of a step that the plan does not take.
+        The caller undoes what it leaves in weights and optimizer.
+
+        Args:
+          batch: one row or more of what `__call__` will get.
+        """
+        rows = self.padded(self._plan.max_rows)
+        given = {
+            name: values[np.arange(rows) % len(values)]
+            for name, values in batch.items()
+        }
+        given["weights"] = np.zeros(rows, np.float32)
+        one_each = rows  # of the microbatches, one for each replica
+        if self._at_once is not None and not self._coupled:
+            one_each = self._at_once * self._replicas
+        self([given], [one_each], [self._silence()], self._plan.spec.steps)
 
     def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:
         """Refuses operations that XLA lacks, of which it would tell in the first call.

@@ -213,6 +213,8 @@ class Loop:
     kept: Kept | None
     # Refuses, before steps are paid for, what was changed between them.
     unchanging: Unchanging
+    # Takes a step that does not count; `None` where nothing is kept, or spent.
+    rehearse: Callable[[], None] | None = None
 
     def run(self, ends_if_diverged: bool) -> int:
         """Takes the plan's steps and returns how many are paid for.
@@ -223,6 +225,8 @@ class Loop:
         """
         is_finite = finite_check(self.take_steps.variables)
         done = self._restored()
+        if self.rehearse is not None:
+            self._rehearsed(self.rehearse)
         stop, asked = False, False
         end, diverged_at = self.plan.spec.steps, 0  # both change if the run diverges
         while done < end and not (stop or asked):
@@ -317,6 +321,26 @@ class Loop:
                 raise self._without_memory(now) from None
         return losses
 
+    def _rehearsed(self, rehearse: Callable[[], None]) -> None:
+        """Takes a step that does not count, before the first one is paid for.
+
+        Too little memory is what most first steps fail for. Where the system ends the
+        process for it, nothing was paid either, and `microbatch_size` can be lowered.
+
+        Raises:
+          InputError: the step found too little memory, or refused a value.
+        """
+        paid = 0 if self.kept is None else self.kept.ledger.steps_paid
+        if workers.chiefs_number(paid):
+            return
+        try:
+            with unquoted_values(
+                "a step could not be tried", "Nothing was paid for these rows."
+            ):
+                rehearse()
+        finally:
+            self._restored()
+
     def _without_memory(self, now: range) -> validation.InputError:
         size = self.take_steps.microbatch_size
         given = "batch_size" if size is None else f"microbatch_size (now {size})"
@@ -349,12 +373,13 @@ class Loop:
             # Also the beginning must be repeated exactly: initial weights are random.
             self._save(kept, 0)
             return 0
-        logging.info(
-            "going on after step %d of %d (%d paid for)",
-            start,
-            ledger.steps_allowed,
-            ledger.steps_paid,
-        )
+        if start:
+            logging.info(
+                "going on after step %d of %d (%d paid for)",
+                start,
+                ledger.steps_allowed,
+                ledger.steps_paid,
+            )
         return start
 
     def _save(self, kept: Kept, done: int) -> None:

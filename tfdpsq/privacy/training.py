@@ -8,6 +8,7 @@ is computed from.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,8 +148,9 @@ def train(
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that writes a state, depends on other rows, or draws random numbers that
         cannot be repeated; a weight that no rule covers; other data or another plan
-        than the directory's; a damaged ledger or state. All before a step is paid for;
-        and a step that finds no memory, after it.
+        than the directory's; a damaged ledger or state; with `directory`, too little
+        memory for a step. All before a step is paid for; and a later step that finds
+        no memory, after it.
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
@@ -196,9 +198,12 @@ def train(
         watched = [*read, *state, *take_steps.read] if hooks_may_write else []
         unchanging = Unchanging(optimizer, _held(watched), plan.spec.private)
         sampler = plan.sampler(units, seed, groups)
-        return Loop(
+        loop = Loop(
             plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
-        ).run(ends_if_diverged=repeats)
+        )
+        if repeats and plan.spec.private:
+            loop.rehearse = functools.partial(take_steps.rehearse, batch)
+        return loop.run(ends_if_diverged=repeats)
 
 
 def _own_groups(groups: object, copied: bool) -> Groups | None:

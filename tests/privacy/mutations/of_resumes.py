@@ -276,6 +276,29 @@ MUTATIONS = (
         "why": "a step is paid for that never ran, in a directory of no further use",
     },
     {
+        "name": "paid_before_memory_was_tried",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "loop.rehearse = functools.partial(take_steps.rehearse, batch)",
+        "new": "pass",
+        "tests": (
+            "tests/privacy/test_rehearsal.py::"
+            "test_a_microbatch_that_memory_does_not_hold_costs_nothing",
+        ),
+        "why": "a step is paid for in a directory that no smaller microbatch can use",
+    },
+    {
+        "name": "rehearsal_left_in_the_weights",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "rehearse()\n        finally:\n            self._restored()\n",
+        "new": "rehearse()\n        finally:\n            pass\n",
+        "tests": (
+            "tests/privacy/test_rehearsal.py::test_it_leaves_nothing_behind[rows]",
+        ),
+        "why": "the weights have one more step than was paid for",
+    },
+    {
         "name": "order_of_inputs_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/computation.py",
