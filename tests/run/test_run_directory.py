@@ -453,3 +453,14 @@ def test_a_downloaders_notes_are_no_part_of_a_model(tmp_path):
     assert workdir.model_fingerprint(tmp_path) == made
     (tmp_path / "array" / ".zarray").write_text("[]")
     assert workdir.model_fingerprint(tmp_path) != made
+
+
+def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
+    def fail(out):
+        (out / "half").write_text("written")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Exception, match="No space left|full"):
+        output = releases.Output(tmp_path / "stage", releases.PUBLIC, "half")
+        workdir.run_stage(output, {"a": 1}, {}, fail)
+    assert list(tmp_path.iterdir()) == []

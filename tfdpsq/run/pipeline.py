@@ -286,9 +286,7 @@ def _with_pairs(
     place = workdir.reserve_workdir(directory, config, pipeline_checks.USED_BY)
     logs = {**config.log.logs, "train": config.data}
     with pipeline_checks.of_stage("log"):
-        made = stages.Stages(place).run(
-            import_log, config.log, layout.IMPORTED, False, logs=logs
-        )
+        made = stages.Stages(place).imported(import_log, config.log, logs)
     config = config.copy_and_resolve_references()
     config.data = str(made)
     return config

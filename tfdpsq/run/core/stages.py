@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.run.core import outputs, releases, workdir
+from tfdpsq.run.core import layout, outputs, releases, used_parts, workdir
 from tfdpsq.run.devices import strategy
 
 SECONDS_FILE = "seconds.json"
@@ -59,6 +60,25 @@ class Stages:
         outputs.open_private(self.private)
         self.seconds = measured(self.private / SECONDS_FILE)
         self.peak_memory_gib = measured(self.private / MEMORY_FILE).get("gib", 0.0)
+
+    def imported(
+        self, module: Any, config: ml_collections.ConfigDict, logs: Mapping[str, str]
+    ) -> pathlib.Path:
+        """Imports a log, unless it was and a run has paid for steps since.
+
+        Then the log is not read again: it may have grown, or be deleted.
+
+        Returns:
+          The directory of the pairs.
+
+        Raises:
+          InputError: what `import` raises.
+        """
+        made = self.private / layout.IMPORTED
+        paid = used_parts.holds_paid_runs(self.private)
+        if paid and (made / workdir.STAGE_FILE).is_file():
+            return made
+        return self.run(module, config, layout.IMPORTED, False, logs=dict(logs))
 
     def run(
         self,

@@ -74,6 +74,11 @@ def _made_with(
     ]
 
 
+def holds_paid_runs(private: pathlib.Path) -> bool:
+    """Returns whether a run in a private directory took a step."""
+    return any(_took_steps(run) for run in (private / layout.RUNS).glob("*"))
+
+
 def _took_steps(run: pathlib.Path) -> bool:
     """Returns whether a run took a step, or cannot say so."""
     try:
