@@ -1,5 +1,6 @@
 """What is written appears whole or not at all, also when the disk is full."""
 
+import errno
 import os
 import resource
 import stat
@@ -56,6 +57,32 @@ def test_an_empty_directory_is_filled_and_a_taken_one_refused(tmp_path):
         atomic_directory(target / "a"),
     ):
         pytest.fail("the body ran")
+
+
+@pytest.mark.parametrize("place", ["link", "dangling link", "mount point", "other's"])
+def test_what_cannot_be_replaced_is_refused_before_the_body_runs(
+    tmp_path, monkeypatch, place
+):
+    """An empty directory of somebody else under a sticky one cannot, for instance."""
+    target, rename = tmp_path / "out", os.rename
+    if place.endswith("link"):
+        target.symlink_to(tmp_path / "real")
+        if place == "link":
+            (tmp_path / "real").mkdir()
+    else:
+        target.mkdir()
+    if place == "mount point":
+        monkeypatch.setattr(os.path, "ismount", lambda path: path == target)
+
+    def refused(partial, to):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "rename", refused if place == "other's" else rename)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(InputError, match="out: .*Choose a"):
+        with atomic_directory(target):
+            pytest.fail("the body ran")
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_directory_taken_meanwhile_is_kept(tmp_path):

@@ -488,6 +488,15 @@ def _drawn(sampler, step):
     return draw.indices[: draw.count]
 
 
+def test_seeds_that_would_not_be_deleted_are_not_made(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "state").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="run/state is a link, and the seeds"):
+        _train(tmp_path / "run", _spec())
+    assert _unpaid(tmp_path / "run") and not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -184,6 +184,19 @@ def test_weights_of_a_callback_that_raises_stay_in_no_model(tmp_path, kept, when
         private.certificate("Three numbers from six.")
 
 
+class _SetsEpsilon(tf.keras.callbacks.Callback):
+    """Sets what no checkpoint holds, and what a step that is traced again reads."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.optimizer.epsilon = 1e3
+
+
+def test_no_setting_of_the_optimizer_is_set_by_a_callback():
+    private = compiled(functional(), plan_of(), "adam")
+    with pytest.raises(InputError, match="epsilon of the optimizer was .* set to 1000"):
+        private.fit(*data(), callbacks=[_SetsEpsilon()], steps_per_epoch=1)
+
+
 def test_weights_that_are_loaded_after_fit_have_no_certificate(tmp_path):
     """A callback has saved those of each epoch, and the last are what fit left."""
     private = compiled(functional(), plan_of(), "sgd")

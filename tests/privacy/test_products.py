@@ -152,6 +152,8 @@ def test_products_are_not_rewritten_to_16_bits(rewrite):
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true", True),
         ("XLA_FLAGS", "--xla_x=1 --xla_cpu_enable_fast_math", True),
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_x=1", False),
+        ("XLA_FLAGS", "a file", True),
+        ("XLA_FLAGS", "no file", False),
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
         ("DNNL_DEFAULT_FPMATH_MODE", "any", True),
         ("TF_SET_ONEDNN_FPMATH_MODE", "BF16", True),
@@ -159,9 +161,11 @@ def test_products_are_not_rewritten_to_16_bits(rewrite):
     ],
 )
 def test_a_process_whose_floating_point_is_another_one_is_refused(
-    monkeypatch, name, value, refused
+    monkeypatch, tmp_path, name, value, refused
 ):
     """Under fast math one row with NaN made all weights NaN."""
+    (tmp_path / "a file").write_text("--xla_x=1\n--xla_cpu_enable_fast_math=true\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(name, value)
     plan = privacy.make_plan(
         privacy.PrivacySpec(

@@ -17,7 +17,14 @@ import tiny
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import canaries, evaluate, finetune, histogram, pipeline
-from tfdpsq.run.core import layout, pipeline_data, sources, used_parts, workdir
+from tfdpsq.run.core import (
+    layout,
+    pipeline_checks,
+    pipeline_data,
+    sources,
+    used_parts,
+    workdir,
+)
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import given_embeddings
 from tfdpsq.run.passes.document_rates import Histogram
@@ -294,6 +301,9 @@ def test_audits_compare_queries_that_are_kept(base, tmp_path):
 
 def test_references_of_an_audit_read_the_same_words(base, tmp_path):
     tiny.write_start(tmp_path)
+    config = _config(base, audit__references=(str(tmp_path),), audit_epsilons=(8.0,))
+    with pytest.raises(InputError, match="of `audit`: .* holds no T5 checkpoint"):
+        pipeline_checks.check_settings(config)
     config = _config(base, audit__references=("t5_tiny_pydocs",))
     config.audit_epsilons = (8.0,)
     rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
@@ -504,6 +514,11 @@ def test_an_output_without_a_job_is_refused_before_all(base, tmp_path, place):
     assert not (tmp_path / workdir.CONFIG_FILE).exists()
 
 
+def test_an_import_that_was_killed_is_begun_again(base, tmp_path):
+    (tmp_path / "private" / ".pairs.0123456789ab.partial").mkdir(parents=True)
+    pipeline.open_job(_config(base), tmp_path)
+
+
 def test_what_cost_no_budget_can_be_made_again(base, tmp_path):
     """All that is in the way is named, and whether it was paid for."""
     work = tmp_path / "work"
@@ -526,6 +541,21 @@ def test_what_cost_no_budget_can_be_made_again(base, tmp_path):
     shutil.rmtree(work / "private" / "generator_inf")
     shutil.rmtree(work / "private" / "runs")
     pipeline.open_job(other, work)
+
+
+def test_what_a_histogram_has_of_the_generators_settings_stays(base, tmp_path):
+    """They may change in all else until a generator is trained."""
+    made = dict(histogram_epsilon=0.4, finetune__epsilon=8.0)
+    pipeline.open_job(_config(base, **made), tmp_path)
+    run = tmp_path / "private" / "runs" / "histogram_eps0.4"
+    run.mkdir(parents=True)
+    (run / ledger.FILE_NAME).write_text("a line of a paid step, say\n")
+    (run / "run.json").write_text(json.dumps({"config": {"epsilon": 0.4}}))
+    bound = dict(finetune__n_is_public=False, finetune__n_bound=100)
+    message = "finetune.n_bound: .*private/runs/histogram_eps0.4 paid a budget with it"
+    with pytest.raises(InputError, match=message):
+        pipeline.open_job(_config(base, **made, **bound), tmp_path)
+    pipeline.open_job(_config(base, **made, finetune__steps=4), tmp_path)
 
 
 def test_an_output_without_its_ledger_cost_what_it_certifies(tmp_path):

@@ -559,3 +559,26 @@ def test_what_prepare_releases_depends_on_no_private_query(tmp_path):
         with (pairs / "qrels" / "train.tsv").open("a") as qrels:
             qrels.write("added\td1\t1\n")
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "place, private",
+    [
+        ("private/runs", ""),
+        ("private/logs", ""),
+        ("private/choices", ""),
+        ("private/choices/generator", "private"),
+        ("private/runs/histogram", "private"),
+        ("linked", "private"),
+    ],
+)
+def test_no_output_is_where_runs_logs_or_choices_are_kept(tmp_path, place, private):
+    """It could not take that place once all was paid for."""
+    (tmp_path / "private" / "runs").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "private" / "runs")
+    given = str(tmp_path / private) if private else ""
+    with pytest.raises(InputError, match="are kept. Use another --workdir"):
+        Output(tmp_path / place, PRIVATE, "a test", given)
+    # A point of `choose`, and what is only called so.
+    for apart in ("private/choices/grid/points/grid-all", "release/runs", "logs/a"):
+        Output(tmp_path / apart, CERTIFIED if "rel" in apart else PRIVATE, "a test")

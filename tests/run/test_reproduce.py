@@ -92,11 +92,19 @@ def test_a_rows_name_says_what_it_is(name, kind, size, epsilon):
 
 
 @pytest.mark.parametrize(
-    "name", ["synthetic", "synthetic-base", "direct-eps", "direct-eps-3", "other-eps8"]
+    "name",
+    ["synthetic", "synthetic-base", "synthetic--eps8", "direct-eps-3", "other-eps8"],
 )
 def test_a_row_that_is_none_is_named(name):
-    with pytest.raises(validation.InputError, match=f"the row '{name}'"):
+    with pytest.raises(validation.InputError, match=f"the row '{name}'; rows are na"):
         reproduce_rows.row_of(name)
+
+
+@pytest.mark.parametrize("epsilon", ["8", "eps8 ", "eps8.0", "eps 8", "eps+8"])
+def test_a_row_is_spelt_in_one_way(epsilon):
+    """Outputs are named after it: in two ways it would be trained and paid twice."""
+    with pytest.raises(validation.InputError, match="Write it 'synthetic-base-eps8'"):
+        reproduce_rows.row_of(f"synthetic-base-{epsilon}")
 
 
 def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):

@@ -12,6 +12,7 @@ from configs.paper import tables as paper
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
+from tfdpsq.retriever import index
 from tfdpsq.run import pretrain, reproduce
 from tfdpsq.run.core import used_parts, workdir
 from tfdpsq.run.devices import strategy
@@ -117,6 +118,31 @@ def test_tables_are_checked_before_their_rows_are_made(small, tmp_path):
         with pytest.raises(validation.InputError, match=message):
             reproduce.run(config, tmp_path / "work", ["2"])
         assert not (tmp_path / "work").exists()
+    config = tiny_paper.config(small)
+    other = {"original": (), "synthetic-base-eps8": ()}
+    with config.unlocked():
+        config.tables["5b"] = {**paper.TABLES["5"], "paper": other, "claims": ()}
+    with pytest.raises(validation.InputError, match="tables.5b and tables.5 are both"):
+        reproduce.run(config, tmp_path / "work", ["5", "5b"])
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("size", ["T5 base", "T5/base", "a\0"])
+def test_a_size_has_the_name_of_a_file(small, tmp_path, size):
+    config = tiny_paper.config(small)
+    with config.unlocked():
+        config.sizes[size] = config.sizes.base
+    with pytest.raises(validation.InputError, match="a size is called .*choose a name"):
+        reproduce.run(config, tmp_path / "work", ["2"])
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_zero_shot_set_is_large_enough_for_a_tree(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "LEAST_OF_TREE", 31)
+    config = tiny_paper.config(small, **{"zero_shot.index": "scann"})
+    with pytest.raises(validation.InputError, match="index is 'scann', but 30 docume"):
+        reproduce.run(config, tmp_path / "work", ["5"])
+    assert not (tmp_path / "work").exists()
 
 
 def test_columns_are_those_of_the_canaries(small):
@@ -185,7 +211,12 @@ def test_each_part_of_the_config_has_its_outputs(small, tmp_path, size):
     found = locked(f"release/seed0_generator_{size}_eps3")
     own = {f"sizes.{size}.{name}" for name in ("finetune", "init", *pretrain.RESIZE)}
     base = {f"sizes.base.{name}" for name in ("init", *pretrain.RESIZE)}
-    assert found == {"job.finetune", "job.pretrain"} | own | base
+    whole = {"sizes.base", f"sizes.{size}"}
+    assert found == {"job.finetune", "job.pretrain"} | own | base | whole
+    with config.unlocked():  # a size that is new
+        config.sizes.huge = config.sizes.xl
+    parts = reproduce_models.used_by(config, pretrain.RESIZE)
+    workdir.open_workdir(work, config, parts)
     assert "job.direct" in locked("release/seed0_retriever_direct-eps8")
     assert "job.audit" not in locked(f"private/audited_{size}_eps16")
     assert "job.audit" in locked(f"private/audited_{size}_eps16_audit")

@@ -41,7 +41,8 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     | raises anything | is as it was before; the temporary one is removed  |
 
     Args:
-      path: the directory to make. It must not exist, or be empty.
+      path: the directory to make. It must not exist, or be empty; a link or a mount
+        point, which cannot be replaced, it must not be.
 
     Yields:
       A temporary directory next to `path`, on the same file system, to write to.
@@ -57,6 +58,10 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
         partial = _partial_of(target)
         partial.mkdir()
     try:
+        if target.is_dir():
+            with _explained(target, forbidden=True):  # or the last line would fail
+                os.rename(partial, target)
+            partial.mkdir()
         with _explained(target):
             yield partial
             for folder, _, names in os.walk(partial):
@@ -209,7 +214,7 @@ def _refuse_taken(target: Path) -> None:
     try:
         taken = any(target.iterdir())
     except FileNotFoundError:
-        taken = target.is_symlink()  # A dangling link: renaming over it would fail.
+        taken = False
     except NotADirectoryError:
         taken = True
     except PermissionError as error:
@@ -217,6 +222,12 @@ def _refuse_taken(target: Path) -> None:
             f"{target}: cannot be read ({error.strerror}). Choose another directory "
             "or change its permissions."
         ) from error
+    if target.is_symlink() or os.path.ismount(target):
+        raise InputError(
+            f"{target}: is a {'link' if target.is_symlink() else 'mount point'}, which "
+            "cannot be replaced by the finished directory. Choose another directory, "
+            "such as one in it."
+        )
     if taken:
         raise InputError(
             f"{target}: already exists, and is not an empty directory. Choose another "

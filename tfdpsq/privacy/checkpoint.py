@@ -109,6 +109,11 @@ def open_secrets(
       DataError: the file is damaged.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
+    if path.parent.is_symlink():
+        raise validation.InputError(
+            f"{path.parent} is a link, and the seeds that it leads to would not be "
+            "deleted when the result is safe. Move there what it leads to."
+        )
     if not steps_paid:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in _files(path.parent):

@@ -251,10 +251,7 @@ def check(
         with pipeline_checks.of_stage("job"):
             pipeline.check_audit(job, beir)
     if "zero_shot" in of_measure and not any(directory.glob("private/*zero_shot*")):
-        for part in parts:
-            of_part = sources.open_beir(part.path, part.as_published)
-            validation.one_of(f"split of {part.name}", part.split, of_part.splits())
-            of_part.validate([part.split])
+        zero_shot.check_parts(stage, parts)
     return job, taken
 
 

@@ -178,6 +178,20 @@ def values_of(
     return found
 
 
+def check_parts(config: ml_collections.ConfigDict, parts: Sequence[Part]) -> None:
+    """Refuses parts of sets that cannot be searched, before others are.
+
+    Raises:
+      InputError: a split that is missing, or too few documents for the index.
+      DataError: malformed data.
+    """
+    for part in parts:
+        beir = sources.open_beir(part.path, part.as_published)
+        validation.one_of(f"split of {part.name}", part.split, beir.splits())
+        counts = beir.validate([part.split])
+        systems.Systems.of(config).require_documents(counts.documents)
+
+
 def _checked(
     config, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:

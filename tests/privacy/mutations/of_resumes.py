@@ -153,6 +153,18 @@ MUTATIONS = (
         "why": "a killed run repeats its steps with other rates and the same noise",
     },
     {
+        "name": "settings_other_than_the_rate_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "            if value != self._began[name]:",
+        "new": "            if name == 'learning_rate' and value != self._began[name]:",
+        "tests": (
+            "tests/privacy/test_callbacks.py::"
+            "test_no_setting_of_the_optimizer_is_set_by_a_callback",
+        ),
+        "why": "a private loss reaches the weights by a step that is traced again",
+    },
+    {
         "name": "callbacks_that_set_rates_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",

@@ -119,7 +119,7 @@ def require_true_arithmetic() -> None:
     Raises:
       InputError: names the variable and its value.
     """
-    for flag in os.environ.get("XLA_FLAGS", "").split():
+    for flag in _xla_flags():
         name, _, value = flag.partition("=")
         if name.endswith("enable_fast_math") and value.lower() not in ("false", "0"):
             raise validation.InputError(
@@ -134,6 +134,15 @@ def require_true_arithmetic() -> None:
                 "are computed in 16 bits where a processor can, beyond the bound on "
                 "their rounding. Unset it."
             )
+
+
+def _xla_flags() -> list[str]:
+    """Returns the flags of XLA, whose variable may name a file of them."""
+    given = os.environ.get("XLA_FLAGS", "")
+    if not given.lstrip().startswith("-"):
+        with contextlib.suppress(OSError), open(given, encoding="utf-8") as file:
+            given = file.read()
+    return given.split()
 
 
 def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:

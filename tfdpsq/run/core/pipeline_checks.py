@@ -32,6 +32,8 @@ RERANKED, PUBLIC_ONLY, ENCODER, ADAPTER = (
 )
 _MADE = "this job's"
 _TRAINED = ("histogram_", "generator_", "audited_", "retriever_", "adapter_")
+# Settings of generators that the histogram of their pairs has, too.
+OF_HISTOGRAM = ("split", "unit", "user_field", "n_is_public", "n_bound")
 # Parts of a job's config, and what the names of outputs made with each have in common.
 USED_BY = {
     "log": (layout.IMPORTED, *_TRAINED),
@@ -39,6 +41,10 @@ USED_BY = {
     "pretrain": ("public_model", *_TRAINED),
     "histogram": ("histogram_", "generator_"),
     "finetune": ("generator_", "audited_"),
+    **{
+        f"finetune.{name}": ("histogram_", "generator_", "audited_")
+        for name in OF_HISTOGRAM
+    },
     "synthesize": ("synthetic_",),
     "retriever": ("retriever_",),
     "direct": ("retriever_direct_",),
@@ -352,7 +358,8 @@ def require_whole_users(name: str, own: ml_collections.ConfigDict, unit: str) ->
 def _check_audit(config: ml_collections.ConfigDict) -> None:
     """Refuses settings of the audit that do not fit those of its training."""
     for path in config.audit.references:
-        checkpoints.locate(path)
+        with of_stage("audit"):
+            checkpoints.open_checkpoint(path)
     if not (config.audit.references or config.init or config.pretrain.steps):
         raise validation.InputError(
             "init is '' and pretrain.steps 0: random weights are no reference for an "

@@ -301,7 +301,7 @@ def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigD
     """
     stage = config.histogram.copy_and_resolve_references()
     stage.pairs, stage.epsilon = config.data, config.histogram_epsilon
-    for name in ("split", "unit", "user_field", "n_is_public", "n_bound"):
+    for name in pipeline_checks.OF_HISTOGRAM:
         stage[name] = config.finetune[name]
     return stage
 

@@ -38,7 +38,7 @@ PRIVATE = certificate_files.PRIVATE
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
 # Of the private directory: the points of `choose`, all of which the ε counts.
-_CHOICES = "choices"
+_CHOICES, _LOGS = "choices", "logs"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
@@ -71,7 +71,7 @@ class Output:
     Raises:
       InputError: a private output in a released place, or a private directory in one;
         or another one in a place of a release that looks private or hidden; or one in a
-        workdir that was forgotten.
+        workdir that was forgotten, or where runs, logs or choices are kept.
     """
 
     place: Place
@@ -106,6 +106,7 @@ class Output:
             kept.append(private_directory(self.place, self.private_directory))
         for directory in kept:
             require_not_forgotten(directory)
+            _require_apart(place, directory)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -122,6 +123,21 @@ class Output:
         if self.guarantee == PRIVATE:
             return True
         return is_under_private(self.place, self.private_directory)
+
+
+def _require_apart(place: pathlib.Path, private: pathlib.Path) -> None:
+    """Refuses the place of what stages keep while they make their output.
+
+    Runs, logs and choices are written as an output is made; the output could not take
+    their place, when all was paid. Points of a choice have outputs in it.
+    """
+    real = map(os.path.realpath, (place, private))
+    below = pathlib.Path(os.path.relpath(*real)).parts
+    inside = below[:1] in ((layout.RUNS,), (_LOGS,))
+    if inside or (below[:1] == (_CHOICES,) and len(below) < 3):
+        raise validation.InputError(
+            f"{place} is where {below[0]} of {private} are kept. Use another --workdir."
+        )
 
 
 # -- Places ----------------------------------------------------------------------

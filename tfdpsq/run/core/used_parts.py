@@ -7,6 +7,7 @@ not cost that again: its settings are corrected in the same workdir.
 from __future__ import annotations
 
 import contextlib
+import copy
 import glob
 import json
 import math
@@ -36,20 +37,22 @@ def with_unused(
     """
     kept = json.loads(json.dumps(found))
     used = {name: _made_with(names, directory) for name, names in parts.items()}
-    for name in parts:
-        if used[name]:
-            continue
-        *above, last = name.split(".")
-        old, new = kept, wanted
-        for each in above:
-            old, new = old.get(each, {}), new.get(each, {})
-            if not isinstance(old, dict):  # it was edited
-                old = {}
-        if last in new:
-            old[last] = new[last]
-        else:
-            old.pop(last, None)
+    for name in sorted(parts, key=lambda name: name.count(".")):  # parts of parts last
+        _take_over(name, found if used[name] else wanted, kept)
     return kept, used
+
+
+def _take_over(part: str, of: Mapping[str, Any], into: dict[str, Any]) -> None:
+    """Gives a part of a config the value that it has in another one, or none."""
+    *above, last = part.split(".")
+    for each in above:
+        of, into = of.get(each, {}), into.get(each, {})
+        if not isinstance(into, dict) or not isinstance(of, Mapping):  # it was edited
+            return
+    if last in of:
+        into[last] = copy.deepcopy(of[last])
+    else:
+        into.pop(last, None)
 
 
 def _made_with(

@@ -48,7 +48,8 @@ _STAGE_ENTRIES = {
 # Nothing is to be deleted that may have cost budget.
 _REMEDIES = {
     STAGE_FILE: "Restore it, or move the directory it is in away to make it again.",
-    CONFIG_FILE: "Restore it, or move it away: the same command writes it again.",
+    CONFIG_FILE: "Restore it, or copy the one that the same command writes into an "
+    "empty --workdir.",
 }
 # Key of the version that made something, in every record of how it was made.
 MADE_BY = "made_by"
@@ -310,7 +311,9 @@ def _require_unused(directory: pathlib.Path) -> None:
     for folder in (releases.RELEASE_FOLDER, "private"):
         here = directory / folder
         for found in sorted(here.iterdir()) if here.is_dir() else ():
-            if found.is_dir() and not found.name.startswith(layout.IMPORTED):
+            # Also pairs that were being imported when the command was killed.
+            imported = found.name.lstrip(".").startswith(layout.IMPORTED)
+            if found.is_dir() and not imported:
                 raise validation.InputError(
                     f"{found} exists, but no job has begun in {directory}, which has "
                     f"no {CONFIG_FILE}. Use another --workdir."

@@ -11,6 +11,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import pipeline_data, sources
 from tfdpsq.run.reproduction import reproduce_rows
+from tfdpsq.run.search import benchmark_sets
 
 
 def start_of(config: ml_collections.ConfigDict, size: str) -> str:
@@ -55,6 +56,8 @@ def check(
       InputError: names the size and the setting.
       DataError: a damaged checkpoint.
     """
+    for size in config.sizes:
+        benchmark_sets.check_file_name("a size", size)
     vocabulary, fields = "", [*fields]
     for size in (config.retriever_size, *sizes):
         init, changed = start_of(config, size), resized(config, size, fields)
@@ -129,6 +132,7 @@ def used_by(
         found[f"sizes.{size}.finetune"] = made
         if size == config.retriever_size:  # the vocabulary of all is its own
             made = (*trained, *measured)
+        found[f"sizes.{size}"] = (f"t5_{size}", *made)  # one that is new
         for name in ("init", *fields):
             found[f"sizes.{size}.{name}"] = (f"t5_{size}", *made)
     return found

@@ -69,6 +69,7 @@ def check(
     Raises:
       InputError: names the table and what is wrong in it.
     """
+    _require_one_set_of_systems(tables)
     for name, table in tables.items():
         where, measure = f"tables.{name}", table["measure"]
         validation.one_of(f"{where}.measure", measure, (*_MEASURES, EXAMPLES))
@@ -96,6 +97,22 @@ def check(
                     f"settings the columns are {', '.join(made)}. Change the table, or "
                     "the settings that it is made with."
                 )
+
+
+def _require_one_set_of_systems(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses zero-shot tables of different rows, which one search makes for all."""
+    first: tuple[str, set[str]] | None = None
+    for name, table in tables.items():
+        if table["measure"] != "zero_shot":
+            continue
+        rows = {row.name for row in _asked(table)}
+        if first is not None and first[1] != rows:
+            raise validation.InputError(
+                f"tables.{name} and tables.{first[0]} are both zero-shot, but only one "
+                f"has {', '.join(sorted(rows ^ first[1]))}. Give both the same rows: "
+                "one search makes both."
+            )
+        first = first or (name, rows)
 
 
 def _columns(

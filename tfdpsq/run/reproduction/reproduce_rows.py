@@ -14,7 +14,7 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 
 CONTROLS = ("untrained", "public-only")
 
@@ -51,12 +51,20 @@ def row_of(name: str) -> Row:
             raise ValueError
         if kind == "direct" and math.isinf(epsilon):  # that is "original"
             raise ValueError
+        if kind == "synthetic" and not size:
+            raise ValueError
     except (ValueError, IndexError) as error:
         raise validation.InputError(
             f"a table has the row {name!r}; rows are named original, "
             f"synthetic-SIZE-eps8, synthetic-SIZE-inf, direct-eps8, "
             f"{' or '.join(CONTROLS)}."
         ) from error
+    # One spelling: outputs are named after it, and are paid for by their names.
+    written = "-".join(filter(None, (kind, size, layout.epsilon_name(epsilon))))
+    if name != written:
+        raise validation.InputError(
+            f"a table has the row {name!r}. Write it {written!r}."
+        )
     return Row(name, kind, size, epsilon)
 
 

@@ -141,7 +141,8 @@ def locate(config: ml_collections.ConfigDict) -> tuple[list[Part], dict[str, str
 
 def check_file_name(what: str, name: str) -> None:
     """Refuses a name that is unfit for a file and for a word of a TREC file."""
-    if len(name.split()) != 1 or name != pathlib.PurePath(name).name:
+    word = len(name.split()) == 1 and name.isprintable()
+    if not word or name != pathlib.PurePath(name).name:
         raise validation.InputError(
             f"{what} is called {name!r}. Files are named after it: choose a name "
             "without white space and slashes."
