@@ -40,7 +40,10 @@ def test_a_failed_or_interrupted_writer_leaves_nothing(tmp_path, error):
 
 def test_an_empty_directory_is_filled_and_a_taken_one_refused(tmp_path):
     target = tmp_path / "out"
-    target.mkdir()
+    target.mkdir(mode=0o700)
+    with pytest.raises(KeyError), atomic_directory(target):
+        raise KeyError
+    assert not list(target.iterdir()) and target.stat().st_mode & 0o777 == 0o700
     with atomic_directory(target) as partial:
         (partial / "a").write_text("first")
     with (

@@ -488,6 +488,27 @@ def _drawn(sampler, step):
     return draw.indices[: draw.count]
 
 
+@pytest.mark.parametrize("to", [0, 9])
+def test_iterations_are_set_by_no_hook(tmp_path, to):
+    """A schedule would give the next step another rate, as a loss says."""
+    plan = make_plan(_spec())
+    optimizer = make_optimizer(plan, 0.1, "sgd")
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    with pytest.raises(InputError, match=f"iterations of the optimizer .* to {to} bef"):
+        train(
+            plan,
+            lambda batch: _losses(batch, layer),
+            [layer.kernel],
+            optimizer,
+            lambda at: {"x": np.ones([len(at), 3], np.float32)},
+            4,
+            layers=[layer],
+            on_step=lambda step, loss: optimizer.iterations.assign(to) is None,
+            hooks_may_write=False,
+        )
+
+
 def test_seeds_that_would_not_be_deleted_are_not_made(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()

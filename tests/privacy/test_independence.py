@@ -274,7 +274,9 @@ def test_whatever_writes_is_found_before_it_does(how):
 
 
 @pytest.mark.parametrize(
-    "operation", ["WriteFile", "Stage", "MapStage", "OrderedMapStage", "AssignAdd"]
+    "operation",
+    "WriteFile Stage MapStage OrderedMapStage AssignAdd Save SaveV2 SaveSlices "
+    "DatasetToTFRecord Print PrintV2".split(),
 )
 def test_what_keeps_outside_of_variables_is_found(operation):
     """A file, a staging area of the runtime, a variable of TensorFlow 1."""

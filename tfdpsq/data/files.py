@@ -35,10 +35,10 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Fills a directory that appears under its name only when complete.
 
-    | the body        | `path` afterwards                                  |
-    |-----------------|----------------------------------------------------|
-    | returns         | holds all that the body wrote, flushed to the disk |
-    | raises anything | is as it was before; the temporary one is removed  |
+    | the body        | `path` afterwards                                    |
+    |-----------------|------------------------------------------------------|
+    | returns         | holds all that the body wrote, flushed to the disk   |
+    | raises anything | is missing or empty, as before; nothing else is left |
 
     Args:
       path: the directory to make. It must not exist, or be empty; a link or a mount
@@ -60,6 +60,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     try:
         if target.is_dir():
             with _explained(target, forbidden=True):  # or the last line would fail
+                shutil.copymode(target, partial)
                 os.rename(partial, target)
             partial.mkdir()
         with _explained(target):

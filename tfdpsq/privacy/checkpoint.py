@@ -86,6 +86,20 @@ def run_directory(directory: str | os.PathLike) -> str:
     return path
 
 
+def require_own_state(directory: str | os.PathLike) -> None:
+    """Refuses a state elsewhere, which `discard` would leave there.
+
+    Raises:
+      InputError: the state of the run in `directory` is a link.
+    """
+    state = pathlib.Path(directory) / STATE
+    if state.is_symlink():
+        raise validation.InputError(
+            f"{state} is a link, and the seeds that it leads to would not be deleted "
+            "when the result is safe. Move there what it leads to."
+        )
+
+
 def open_secrets(
     directory: str | os.PathLike,
     steps_paid: int,
@@ -109,11 +123,7 @@ def open_secrets(
       DataError: the file is damaged.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
-    if path.parent.is_symlink():
-        raise validation.InputError(
-            f"{path.parent} is a link, and the seeds that it leads to would not be "
-            "deleted when the result is safe. Move there what it leads to."
-        )
+    require_own_state(directory)
     if not steps_paid:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in _files(path.parent):

@@ -338,8 +338,11 @@ class Loop:
                 "a step could not be tried", "Nothing was paid for these rows."
             ):
                 rehearse()
-        finally:
-            self._restored()
+        except BaseException:
+            if not workers.several():  # others may still wait for the step's sums
+                self._restored()
+            raise
+        self._restored()
 
     def _without_memory(self, now: range) -> validation.InputError:
         size = self.take_steps.microbatch_size

@@ -165,6 +165,30 @@ MUTATIONS = (
         "why": "a private loss reaches the weights by a step that is traced again",
     },
     {
+        "name": "iterations_set_forward_accepted",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "        if iterations != step:\n",
+        "new": "        if iterations < step:\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_iterations_are_set_by_no_hook[9]",
+        ),
+        "why": "the rate follows from a private loss, by a schedule that skips ahead",
+    },
+    {
+        "name": "rows_saved_as_a_checkpoint_accepted",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "|WriteFile|Save\\w*|",
+        "new": "|WriteFile|",
+        "tests": (
+            "tests/privacy/test_independence.py::"
+            "test_what_keeps_outside_of_variables_is_found[SaveV2]",
+        ),
+        "why": "a loss writes rows to a file as they are",
+    },
+    {
         "name": "callbacks_that_set_rates_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",
@@ -303,8 +327,8 @@ MUTATIONS = (
         "name": "rehearsal_left_in_the_weights",
         "kind": "ledger",
         "file": "tfdpsq/privacy/loop.py",
-        "old": "rehearse()\n        finally:\n            self._restored()\n",
-        "new": "rehearse()\n        finally:\n            pass\n",
+        "old": "            raise\n        self._restored()\n",
+        "new": "            raise\n",
         "tests": (
             "tests/privacy/test_rehearsal.py::test_it_leaves_nothing_behind[rows]",
         ),

@@ -140,9 +140,9 @@ def _xla_flags() -> list[str]:
     """Returns the flags of XLA, whose variable may name a file of them."""
     given = os.environ.get("XLA_FLAGS", "")
     if not given.lstrip().startswith("-"):
-        with contextlib.suppress(OSError), open(given, encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(given, errors="replace") as file:
             given = file.read()
-    return given.split()
+    return [flag.strip("'\"") for flag in given.split()]
 
 
 def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:

@@ -106,7 +106,7 @@ class Output:
             kept.append(private_directory(self.place, self.private_directory))
         for directory in kept:
             require_not_forgotten(directory)
-            _require_apart(place, directory)
+        _require_apart(place, kept[-1])
 
     @property
     def directory(self) -> pathlib.Path:

@@ -238,6 +238,7 @@ def open_run(
         another output, was begun there.
     """
     with locked(directory):
+        checkpoint.require_own_state(directory)
         _begin(directory, config, inputs, output)
         yield
 
