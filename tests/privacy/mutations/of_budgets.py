@@ -282,8 +282,8 @@ MUTATIONS = (
         "name": "run_directory_not_locked",
         "kind": "resumes",
         "file": "tfdpsq/run/training/private_training.py",
-        "old": "    with locked(directory):\n        _begin",
-        "new": "    with contextlib.nullcontext():\n        _begin",
+        "old": "    with locked(directory):\n        checkpoint",
+        "new": "    with contextlib.nullcontext():\n        checkpoint",
         "tests": (
             "tests/run/test_run_directory.py::"
             "test_a_second_process_is_refused_before_it_reads_or_deletes_anything",
