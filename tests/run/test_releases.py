@@ -508,7 +508,7 @@ def test_a_damaged_stage_is_told_and_nothing_is_to_be_deleted(tmp_path, content)
 @pytest.mark.parametrize("content", ["", "[]", "3", '{"a"'])
 def test_a_damaged_config_of_a_workdir_is_told(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-.*copy the one that"):
+    with pytest.raises(DataError, match="config.json: it is damaged: .*copy the one"):
         workdir.open_workdir(tmp_path, {"steps": 3})
 
 
