@@ -215,18 +215,6 @@ MUTATIONS = (
         "why": "a replay by another engine is another step, seen for nothing",
     },
     {
-        "name": "paid_before_it_can_run",
-        "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        _build(take_steps, batch, plan)\n",
-        "new": "",
-        "tests": (
-            "tests/privacy/test_before_spending.py::"
-            "test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing",
-        ),
-        "why": "budget is spent on a model that never runs",
-    },
-    {
         "name": "seeds_kept_after_the_run",
         "kind": "keys",
         "file": "tfdpsq/privacy/checkpoint.py",
