@@ -319,7 +319,7 @@ def test_reranking_is_measured_in_pairs(tmp_path):
 
 @pytest.mark.slow
 def test_measured_rates_are_near_those_that_a_job_had(job, tmp_path):
-    """Of so short a job everything is noise: one of three within a factor of five."""
+    """One of three tries is within a factor of five: so short a job is all noise."""
     config = _tiny.tiny_config(job.directory.parent / "pairs")
     options = estimate_job.Options(seconds=1.0)
     logged = rates.from_logs(job.directory)

@@ -168,10 +168,10 @@ class CompiledSteps:
             for name, values in batch.items()
         }
         given["weights"] = np.zeros(rows, np.float32)
-        one_each = rows  # of the microbatches, one for each replica
+        in_use = rows
         if self._at_once is not None and not self._coupled:
-            one_each = self._at_once * self._replicas
-        self([given], [one_each], [self._silence()], spec.steps)
+            in_use = self._at_once * self._replicas  # a microbatch for each
+        self([given], [in_use], [self._silence()], spec.steps)
 
     def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:
         """Refuses operations that XLA lacks, of which it would tell in the first call.

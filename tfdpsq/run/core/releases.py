@@ -37,7 +37,7 @@ PRIVATE = certificate_files.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
-# Of the private directory: the points of `choose`, all of which the ε counts.
+# Of the private directory: the points of `choose`, all of which the ε counts, and logs.
 _CHOICES, _LOGS = "choices", "logs"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
