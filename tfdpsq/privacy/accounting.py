@@ -35,6 +35,27 @@ sensitivity Δ. T steps touch E = ⌈T / (n // B)⌉ epochs, so they cost what E
 mechanisms cost, and no more. No amplification by sampling is claimed: that the
 observer does not know the permutation would lower ε, but not to the figure for
 Poisson batches, which Chua et al. 2024 show to be too low for shuffled ones.
+
+**Shuffled, with noise that cancels** (`noise_window`). The steps of an epoch are cut
+into windows of m steps, the last of an epoch being shorter where m does not divide it.
+Let g_1 … g_m be the sums of clipped gradients of a window and z_1 … z_m independent
+noise, N(0, (σΔ)²) on each weight. Step t releases ĝ_t = g_t + Σ_{j≤t} d_{t-j}·z_j,
+where d is the first column of D = C⁻¹, and C a lower triangular Toeplitz matrix whose
+first column c has norm 1 (see `correlation`). So
+
+    M_t := Σ_{j≤t} c_{t-j}·ĝ_j = Σ_{j≤t} c_{t-j}·g_j + z_t,
+
+and M_1 … M_t and ĝ_1 … ĝ_t are functions of each other, for every t: whoever sees the
+one sees no less than the other. Fix the permutations as above. x is in one batch of the
+epoch, so in one step s of one window: in all other windows nothing differs. Given what
+was released before step s, x moves g_s by some v with ‖v‖ ≤ Δ, and no other g_t as a
+function of what is released. So the mean of M_t, given what is known before it, moves
+by c_{t-s}·v for t ≥ s, and its noise is fresh: subtract the mean without x, and
+(M_s, …, M_m) are a Gaussian mechanism whose mean moves by (Σ_i c_i²)^½·‖v‖ ≤ Δ. An
+epoch costs one Gaussian mechanism again, and all of them what shuffled batches cost
+with independent noise, whatever m is; a run that stops inside a window shows fewer of
+the M_t. (Denisov et al. 2022, arXiv:2202.08312; of several epochs, Choquette-Choo et
+al. 2023, arXiv:2211.06530 and 2306.08153, whose windows reach over epochs.)
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class CompiledSteps:
 
         All steps are of one size, but for rows that depend on each other: of those it
         has four deviations more than are expected, as one step in 30,000 may have. It
-        adds noise to sums of zeros, by keys of a step that the plan does not take.
+        adds noise to sums of zeros, by keys that no step of the plan takes.
         The caller undoes what it leaves in weights and optimizer.
 
         Args:
@@ -171,7 +171,7 @@ class CompiledSteps:
         in_use = rows
         if self._at_once is not None and not self._coupled:
             in_use = self._at_once * self._replicas  # a microbatch for each
-        self([given], [in_use], [self._silence()], spec.steps)
+        self([given], [in_use], [self._silence()], self._plan.untaken_step)
 
     def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:
         """Refuses operations that XLA lacks, of which it would tell in the first call.

@@ -285,7 +285,8 @@ class LogicalStep:
             sums = grid.noised(sums, noise, self.plan.grid_step)
         elif self.plan.spec.private:
             keys = keys or self.step_keys(self.iterations)
-            sums = self._noise_query.noised(sums, keys.noise, keys.number)
+            window = self.plan.noise_window
+            sums = self._noise_query.noised(sums, keys.noise, keys.number, window)
         return [value / self.plan.spec.batch_size for value in sums]
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:

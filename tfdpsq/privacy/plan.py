@@ -16,6 +16,7 @@ import dp_accounting
 from tfdpsq import validation
 from tfdpsq.privacy import accounting, calibration
 from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness.correlation import NoiseWindow
 from tfdpsq.privacy.randomness.sampling import (
     DealtSampler,
     Groups,
@@ -98,8 +99,28 @@ class PrivacyPlan:
 
     @property
     def noise_stddev(self) -> float:
-        """σΔ: deviation of the noise on each coordinate of the summed gradient."""
+        """σΔ: deviation of the noise on each coordinate of the summed gradient.
+
+        Of noise that cancels over steps, that of the independent noise it is made of.
+        """
         return self.noise_multiplier * self.sensitivity
+
+    @property
+    def noise_window(self) -> NoiseWindow | None:
+        """Where noise cancels over steps; `None` for independent noise."""
+        if self.spec.noise_window is None or not self.spec.private:
+            return None
+        epoch = self.spec.num_units // self.spec.batch_size
+        return NoiseWindow(min(self.spec.noise_window, epoch), epoch)
+
+    @property
+    def untaken_step(self) -> int:
+        """The number of a step of which the noise has no part in any that is taken."""
+        if self.noise_window is None:
+            return self.spec.steps
+        epoch = self.noise_window.steps_per_epoch
+        touched = -(-self.spec.steps // epoch)
+        return epoch * (touched + 1) - 1
 
     @property
     def fingerprint(self) -> str:

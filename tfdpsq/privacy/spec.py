@@ -20,7 +20,7 @@ ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = ("adam", "adafactor", "t5x_adafactor", "sgd")
 UNITS = ("query", "pair", "user")
 # Fields that are recorded only where they are set.
-OPTIONAL = ("clip_groups", "secure")
+OPTIONAL = ("clip_groups", "secure", "noise_window")
 # Fields that certificates have called otherwise from the first.
 _RECORDED_AS = {"num_units": "n"}
 
@@ -62,6 +62,9 @@ class PrivacySpec:
         to 2C, which `sensitivity_multiplier` must say. `None`: no groups.
       secure: draw sampling, dealing and noise from a cryptographic generator (see
         `secure`), and add noise that is safe in floating point (see `grid`).
+      noise_window: m, for shuffled batches: the noise of every m steps of an epoch is
+        correlated, so that most of it cancels in their sum, at the same ε (see
+        `accounting`). At most an epoch counts. `None`: independent noise.
 
     Raises:
       InputError: a value out of range, or two values that contradict each other;
@@ -83,6 +86,7 @@ class PrivacySpec:
     rows_per_unit: int = 1
     clip_groups: int | None = None
     secure: bool = False
+    noise_window: int | None = None
 
     def __post_init__(self):
         """Checks every value, then those that must fit each other."""
@@ -102,6 +106,8 @@ class PrivacySpec:
         validation.positive_integer("rows_per_unit", self.rows_per_unit)
         if self.clip_groups is not None:
             validation.positive_integer("clip_groups", self.clip_groups)
+        if self.noise_window is not None:
+            validation.positive_integer("noise_window", self.noise_window)
         for field in ("n_is_public", "secure"):
             if not isinstance(getattr(self, field), bool):
                 raise validation.InputError(
@@ -179,6 +185,8 @@ class PrivacySpec:
             )
         if self.clip_groups is not None:
             yield from self._clashes_of_groups(self.clip_groups)
+        if self.noise_window is not None:
+            yield from self._clashes_of_window(self.noise_window)
         moved = self.sensitivity_multiplier * self.clip_norm
         if self.private and not grid.SMALLEST <= moved <= grid.LARGEST:
             yield (
@@ -210,11 +218,32 @@ class PrivacySpec:
                 "sensitivity_multiplier to 2."
             )
 
+    def _clashes_of_window(self, window: int):
+        if self.sampler != "shuffled":
+            yield (
+                f"noise_window is {window} and sampler {self.sampler!r}, with which a "
+                "unit may be in several steps of a window. Set sampler to 'shuffled', "
+                "or leave noise_window unset."
+            )
+        if self.secure:
+            yield (
+                f"noise_window is {window} and secure is True, whose noise are whole "
+                "multiples of a grid's step; parts of it that cancel are none. Leave "
+                "one of the two unset."
+            )
+        if min(window, self.num_units // self.batch_size) < 2:
+            yield (
+                f"noise_window is {window}, and an epoch of {self.num_units} units has "
+                f"{self.num_units // self.batch_size} batches of {self.batch_size}: "
+                "noise can cancel over 2 steps or more. Leave noise_window unset, or "
+                "lower batch_size."
+            )
+
     def recorded(self) -> dict[str, Any]:
         """The fields as certificates and fingerprints have them.
 
-        `num_units` is called n there. `clip_groups` and `secure` stand there only where
-        they are set, so that what was recorded before there were any stays true.
+        `num_units` is called n there. Fields of `OPTIONAL` stand there only where they
+        are set, so that what was recorded before there were any stays true.
         """
         fields = {
             _RECORDED_AS.get(field, field): value

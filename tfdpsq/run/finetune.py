@@ -104,6 +104,8 @@ SETTINGS: settings.Declaration = {
     **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     **training_settings.privacy_settings(),
+    # Steps of an epoch over which noise cancels, with sampler "shuffled"; 0: none.
+    "noise_window": settings.Integer(0, 0, settings.STEPS),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
     **training_settings.steps_settings(1),
@@ -117,6 +119,7 @@ ACTING = (
     acting.Only("lora.alpha lora.targets", "lora.rank"),
     acting.Only("user_field", "unit", ("user",)),
     acting.Only("continues", "init"),
+    acting.Only("noise_window", "sampler", ("shuffled",)),
     *training_settings.OPTIMIZER_ACTING,
 )
 

@@ -2,6 +2,7 @@
 
 _TESTS = "tests/privacy/"
 _STATISTICS = _TESTS + "test_statistics.py::"
+_CORRELATION = _TESTS + "test_correlation.py::"
 _WORKERS = (
     _TESTS + "test_workers.py::test_two_workers_train_what_one_would_and_pay_once"
 )
@@ -29,13 +30,13 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
-            sums = self._noise_query.noised(sums, keys.noise, keys.number)
+            sums = self._noise_query.noised(sums, keys.noise, keys.number, window)
 """,
         "new": """\
             seed = keys.noise
             if replica is not None:
                 seed += tf.cast(replica.replica_id_in_sync_group, tf.int64)
-            sums = self._noise_query.noised(sums, seed, keys.number)
+            sums = self._noise_query.noised(sums, seed, keys.number, window)
 """,
         "tests": (_LAW + "[1-2]",),
         "why": "replicas drift apart, and each one's weights have noise of their own",
@@ -163,8 +164,8 @@ MUTATIONS = (
         "name": "halves_of_two_draws",
         "kind": "noise",
         "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": "        share = self._stddev / DRAWS**0.5\n",
-        "new": "        share = self._stddev / DRAWS\n",
+        "old": "        share = deviation / DRAWS**0.5\n",
+        "new": "        share = deviation / DRAWS\n",
         "tests": (_LAW + "[1-1]",),
         "why": "√2 too little noise",
     },
@@ -309,9 +310,9 @@ own = self.optimizer.step_keys(self.optimizer.iterations)
         "name": "noise_seeds_are_constants_of_the_graph",
         "kind": "release",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "self._noise_query.noised(sums, keys.noise, keys.number)",
+        "old": "self._noise_query.noised(sums, keys.noise, keys.number, window)",
         "new": """self._noise_query.noised(
-                sums, tf.constant(self._noise_words, tf.int64), keys.number
+                sums, tf.constant(self._noise_words, tf.int64), keys.number, window
             )""",
         "tests": (_STATISTICS + "test_no_seed_is_in_a_dump_of_the_graph[False]",),
         "why": "who is given TensorBoard's files subtracts the noise",
@@ -368,5 +369,89 @@ own = self.optimizer.step_keys(self.optimizer.iterations)
             "tests/privacy/test_statistics.py::test_no_two_of_many_variables_share_their_noise",
         ),
         "why": "the difference of two weights has no noise, where they have one shape",
+    },
+    {
+        "name": "shares_of_a_matrix_that_is_not_scaled",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/correlation.py",
+        "old": "_series(self.steps, 0.5) * np.linalg.norm(_series(self.steps, -0.5))",
+        "new": "_series(self.steps, 0.5)",
+        "tests": (_CORRELATION + "test_no_unit_is_seen_better_than_epsilon_says",),
+        "why": "a unit moves the sums of a window by more than the sensitivity",
+    },
+    {
+        "name": "windows_that_reach_over_epochs",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/correlation.py",
+        "old": "return step % self.steps_per_epoch % self.steps",
+        "new": "return step % self.steps",
+        "tests": (_CORRELATION + "test_no_unit_is_seen_better_than_epsilon_says",),
+        "why": "a unit is in two steps of a window, which its matrix adds up",
+    },
+    {
+        "name": "windows_longer_than_an_epoch",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "        epoch = self.spec.num_units // self.spec.batch_size\n",
+        "new": "        epoch = self.spec.num_units // self.spec.batch_size + 1\n",
+        "tests": (_CORRELATION + "test_no_unit_is_seen_better_than_epsilon_says",),
+        "why": "a unit is in two steps of a window, which its matrix adds up",
+    },
+    {
+        "name": "one_draw_for_all_steps_of_a_window",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "self._with_draws(values, seed, step - past, shares[past])",
+        "new": "self._with_draws(values, seed, step - before, shares[past])",
+        "tests": (_CORRELATION + "test_the_matrix_times_the_noise_is_white",),
+        "why": "differences of two steps of a window have no noise",
+    },
+    {
+        "name": "the_last_share_of_a_window_forgotten",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "lambda past, *_: past <= before,",
+        "new": "lambda past, *_: (past < before) | (past == 0),",
+        "tests": (_CORRELATION + "test_the_matrix_times_the_noise_is_white",),
+        "why": "the noise is that of another matrix, whose columns are longer",
+    },
+    {
+        "name": "noise_cancels_over_poisson_batches",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/spec.py",
+        "old": """        if self.sampler != "shuffled":
+            yield (
+                f"noise_window is""",
+        "new": """        if self.sampler is None:
+            yield (
+                f"noise_window is""",
+        "tests": (_CORRELATION + "test_what_it_is_not_derived_for_is_refused",),
+        "why": "a unit may be in every step of a window",
+    },
+    {
+        "name": "noise_on_a_grid_cancels",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/spec.py",
+        "old": """        if self.secure:
+            yield (
+                f"noise_window is""",
+        "new": """        if self.secure is None:
+            yield (
+                f"noise_window is""",
+        "tests": (_CORRELATION + "test_what_it_is_not_derived_for_is_refused",),
+        "why": "the noise of a secure plan is added as drawn: nothing would cancel, "
+        "and its certificate would say that it does",
+    },
+    {
+        "name": "rehearsal_takes_draws_of_the_run",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "        return epoch * (touched + 1) - 1\n",
+        "new": "        return self.spec.steps\n",
+        "tests": (
+            _CORRELATION
+            + "test_the_step_that_is_tried_has_no_draw_of_one_that_is_taken",
+        ),
+        "why": "the noise of steps to come is in memory before they are paid for",
     },
 )

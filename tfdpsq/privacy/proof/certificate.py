@@ -190,6 +190,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "sensitivity": plan.sensitivity,
             "noise_stddev": plan.noise_stddev,
             "normalised_by": "expected batch size",
+            **_cancelling(plan),
         },
         "sampler": {
             "name": _SAMPLER_NAME[spec.sampler],
@@ -228,9 +229,27 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
 def _mechanism(spec) -> str:
     if not spec.private:
         return "none: no clipping and no noise"
+    if spec.noise_window is not None:
+        return "Gaussian mechanism on shuffled batches, matrix factorisation (DP-MF)"
     if spec.sampler == "shuffled":
         return "Gaussian mechanism on shuffled batches (DP-SGD)"
     return "Poisson-subsampled Gaussian mechanism (DP-SGD)"
+
+
+def _cancelling(plan: PrivacyPlan) -> dict[str, Any]:
+    window = plan.noise_window
+    if window is None:
+        return {}
+    return {
+        "noise_window": window.steps,
+        "noise_in_words": f"Within every {window.steps} steps of an epoch of "
+        f"{window.steps_per_epoch}, the noise of a step is a weighted sum of its own "
+        "draw and of those of the steps before it: the inverse of a lower triangular "
+        "Toeplitz matrix, whose square adds up the steps and whose columns have norm 1 "
+        "at most, times independent noise of deviation noise_stddev. A unit is in one "
+        "step of an epoch, so that the matrix times the sums of clipped gradients "
+        "moves by the sensitivity at most, once an epoch.",
+    }
 
 
 def _sampler_in_words(plan: PrivacyPlan) -> str:

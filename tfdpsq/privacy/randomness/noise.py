@@ -20,6 +20,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
+from tfdpsq.privacy.randomness.correlation import NoiseWindow
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
 # under another one: its steps would be other steps.
@@ -53,20 +54,52 @@ class SeededGaussianSumQuery(parts.GaussianSumQuery):
     """
 
     def noised(
-        self, sums: Sequence[tf.Tensor], seed: tf.Tensor, step: tf.Tensor
+        self,
+        sums: Sequence[tf.Tensor],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+        window: NoiseWindow | None = None,
     ) -> list[tf.Tensor]:
-        """The sums plus independent Gaussian noise.
+        """The sums plus Gaussian noise.
 
         Args:
           sums: one float tensor per variable.
           seed: [DRAWS, 2] int64, secret.
           step: scalar int64, new for every logical step.
+          window: where noise cancels; `None` makes it independent of other steps'.
 
         Returns:
-          Tensors shaped as `sums`, with noise of deviation `stddev` added.
+          Tensors shaped as `sums`, with noise of deviation `stddev` added, or with
+          the window's shares of such noise, drawn afresh for this step and again for
+          each step before it in its window.
         """
+        if window is None:
+            return self._with_draws(sums, seed, step, self._stddev)
+        shares = tf.constant(self._stddev * window.shares())
+        before = window.position(step)
+
+        def add(past, *values):
+            drawn = self._with_draws(values, seed, step - past, shares[past])
+            return past + 1, *drawn
+
+        _, *noised = tf.while_loop(
+            lambda past, *_: past <= before,
+            add,
+            (tf.constant(0, tf.int64), *sums),
+            maximum_iterations=window.steps,
+            parallel_iterations=1,
+        )
+        return noised
+
+    def _with_draws(
+        self,
+        sums: Sequence[tf.Tensor],
+        seed: tf.Tensor,
+        step: tf.Tensor,
+        deviation: float | tf.Tensor,
+    ) -> list[tf.Tensor]:
         words = tf.unstack(seed, DRAWS)
-        share = self._stddev / DRAWS**0.5
+        share = deviation / DRAWS**0.5
         noised = []
         for position, value in enumerate(sums):
             draws = [
