@@ -146,7 +146,7 @@ def test_sums_over_a_window_have_less_noise():
 
 
 @pytest.mark.parametrize("steps", [3, 10, 16, _STEPS])
-@pytest.mark.parametrize("window", [3, 4, 10])
+@pytest.mark.parametrize("window", [3, 4, 10, 1000])
 def test_no_unit_is_seen_better_than_epsilon_says(window, steps):
     """By the steps that it is drawn for and the noise that these had.
 

@@ -393,7 +393,7 @@ own = self.optimizer.step_keys(self.optimizer.iterations)
         "kind": "noise",
         "file": "tfdpsq/privacy/plan.py",
         "old": "        epoch = self.spec.num_units // self.spec.batch_size\n",
-        "new": "        epoch = self.spec.num_units // self.spec.batch_size + 1\n",
+        "new": "        epoch = self.spec.steps\n",
         "tests": (_CORRELATION + "test_no_unit_is_seen_better_than_epsilon_says",),
         "why": "a unit is in two steps of a window, which its matrix adds up",
     },
