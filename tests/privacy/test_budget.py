@@ -193,11 +193,6 @@ def test_runs_without_a_ledger_are_told_apart_by_their_certificates(five):
     [
         ({}, "keyed:2", "the fingerprints keyed:1 and keyed:2: other pairs"),
         ({"unit": "user"}, "keyed:1", "a unit 'query' and the other a unit 'user'"),
-        (
-            {"sampler": "shuffled", "n_is_public": True},
-            "keyed:1",
-            "their neighbours differ: 'add or remove one unit' and 'replace",
-        ),
     ],
 )
 def test_what_cannot_be_composed_is_refused_by_name(five, changes, pairs, message):
@@ -214,6 +209,44 @@ def test_what_cannot_be_composed_is_refused_by_name(five, changes, pairs, messag
     if pairs == "keyed:2":  # declared to be one log, they cost what both do
         named = {"here": releases["0"], "there": release}
         assert composition.compose(named, one_log=True).runs == 2
+
+
+_SHUFFLED = dataclasses.replace(
+    _SPEC, sampler="shuffled", n_is_public=True, noise_window=5
+)
+
+
+def test_poisson_and_shuffled_releases_compose_for_units_that_are_replaced(five):
+    _, releases = five
+    shuffled = budget.release_of(_certificate(_SHUFFLED, head="shuffled"))
+    total = composition.compose({"0": releases["0"], "there": shuffled})
+    other = composition.compose({"there": shuffled, "0": releases["0"]})
+    for found in (total, other):
+        assert "(zero-out)" in found.adjacency
+        assert (found.runs, found.unit) == (2, "query")
+    both = composition.compose({"a": releases["0"], "b": releases["1"]})
+    assert both.adjacency == "add or remove one unit"
+    accountant = dp_accounting.pld.PLDAccountant()
+    plan, truncation = make_plan(_SPEC), make_plan(_SPEC).truncation_delta(20)
+    one = dp_accounting.GaussianDpEvent(plan.noise_multiplier)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.05, one), 20)
+    # An epoch of 20 steps: one Gaussian release.
+    accountant.compose(
+        dp_accounting.GaussianDpEvent(make_plan(_SHUFFLED).noise_multiplier)
+    )
+    by_hand = accountant.get_epsilon(total.delta - truncation)
+    assert total.epsilon_pld == other.epsilon_pld == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_choices_and_groups_are_not_composed_with_replaced_units(chosen):
+    _, release = chosen
+    shuffled = budget.release_of(_certificate(_SHUFFLED, head="shuffled"))
+    with pytest.raises(InputError, match="their neighbours differ.* a choice among"):
+        composition.compose({"chosen": release, "there": shuffled})
+    dealt = dataclasses.replace(_SPEC, clip_groups=10, sensitivity_multiplier=2.0)
+    groups = budget.release_of(_certificate(dealt, head="dealt"))
+    with pytest.raises(InputError, match="their neighbours differ.* with clip_groups"):
+        composition.compose({"there": shuffled, "dealt": groups})
 
 
 def test_pairs_without_a_fingerprint_are_not_taken_for_the_same(five):

@@ -61,6 +61,24 @@ def test_one_log_costs_the_composition_and_disjoint_logs_the_larger():
         assert verify_certificate(certificate).problems == ()
 
 
+def test_neighbours_are_those_of_all_runs():
+    shuffled = dataclasses.replace(
+        _WHOLE,
+        sampler="shuffled",
+        n_is_public=True,
+        max_batch_size=None,
+        batch_size=50,
+        noise_window=10,
+    )
+    for first, second in ((shuffled, _SPECS[1]), (_SPECS[0], shuffled)):
+        certificate = _next(_first(first), second)
+        assert "(zero-out)" in certificate["guarantee"]["adjacency"]
+        assert verify_certificate(certificate).problems == ()
+        assert _stated(certificate) > _stated(_first(first))
+    plain = _next(_first())
+    assert plain["guarantee"]["adjacency"] == "add or remove one unit"
+
+
 def test_earlier_words_on_what_was_released_before_still_verify():
     """It could only be weights; any other sentence of theirs does not hold."""
     now = _next(_first())

@@ -60,10 +60,46 @@ MUTATIONS = (
         "name": "budget_composes_other_neighbours",
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/composition.py",
-        "old": "if ours.sampler != theirs.sampler:",
-        "new": "if ours.sampler > theirs.sampler:",
-        "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
+        "old": "max(specs, key=lambda spec: spec.sampler ==",
+        "new": "min(specs, key=lambda spec: spec.sampler ==",
+        "tests": (
+            _TESTS
+            + "test_poisson_and_shuffled_releases_compose_for_units_that_are_replaced",
+        ),
         "why": "a zero-out guarantee is composed as one of adding or removing",
+    },
+    {
+        "name": "budget_composes_choices_for_replaced_units",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "        chosen or any(spec.clip_groups for spec in specs)\n",
+        "new": "        any(spec.clip_groups for spec in specs)\n",
+        "tests": (
+            _TESTS + "test_choices_and_groups_are_not_composed_with_replaced_units",
+        ),
+        "why": "a choice is derived for units that are added or removed alone",
+    },
+    {
+        "name": "budget_composes_groups_for_replaced_units",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "        chosen or any(spec.clip_groups for spec in specs)\n",
+        "new": "        chosen\n",
+        "tests": (
+            _TESTS + "test_choices_and_groups_are_not_composed_with_replaced_units",
+        ),
+        "why": "an empty place in a group costs another unit its own",
+    },
+    {
+        "name": "total_after_shuffled_batches_for_units_that_are_added",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/continuation.py",
+        "old": "        adjacency=total.adjacency,\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_continuation.py::test_neighbours_are_those_of_all_runs",
+        ),
+        "why": "a zero-out guarantee passes for one of adding or removing",
     },
     {
         "name": "budget_compares_neighbouring_releases_only_with_themselves",

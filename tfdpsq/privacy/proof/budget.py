@@ -5,8 +5,8 @@
 fixed without looking at earlier releases; for others the sum holds.
 
 **Not composed**, as no proof is stated for it: certificates of other pairs, of another
-unit, of another adjacency (add/remove and zero-out), and any that `verify_certificate`
-refuses.
+unit, a choice among runs beside zero-out neighbours (see `composition`), and any that
+`verify_certificate` refuses.
 
 The fingerprint of the pairs is keyed by a secret of the private directory, so equal
 fingerprints are equal pairs, but other fingerprints may be the same pairs under another
@@ -141,7 +141,7 @@ def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPl
 
     Args:
       spec: of the run; its ε is for the run and for all that was released before.
-      released: earlier releases, by name; of the unit and adjacency of `spec`.
+      released: earlier releases, by name; of the unit of `spec`.
 
     Returns:
       A plan for ε, or for a smaller one, of four digits so that all machines find it.

@@ -13,6 +13,18 @@ on, which costs those runs, or held out, which costs the exponential mechanism's
 computed, and the largest ε holds for every unit. Where the choice was "declared", made
 without noise, nothing is guaranteed for the units held out, nor by any total with it.
 
+**Neighbours.** Poisson batches protect a unit that is added or removed, shuffled ones a
+unit x that is replaced by nothing, all others keeping their places (zero-out). Where
+each unit's clipped gradient depends on that unit alone, or on all that were drawn, the
+guarantee of Poisson batches holds for the second kind of neighbours, too: q = B/n is
+the same, and so are the other units' draws U. While |U| < M no unit is cut off, and
+with nothing in the place of x the sum is that of U, whether x is drawn or not; it is
+N(f(U), ·) against the mixture that x makes of it, as where x is removed. That
+|U| ≥ M is paid for in δ, as there (`accounting`). So releases of both kinds compose for
+zero-out neighbours, and the total says so. Not so those whose rows are dealt to groups
+(`clip_groups`): an empty place there can cost another unit its own. Nor a choice among
+runs, which is derived for units that are added or removed.
+
 **Disjoint logs.** A unit in one log only is protected by the composition of that log's
 releases, whatever was released from the others (parallel composition): (largest ε,
 largest δ) of the logs. Logs cut by time share no query, but they do share users; for
@@ -179,8 +191,8 @@ def compose(
       apart: fingerprints of pairs, two by two, that are declared to share no unit.
 
     Raises:
-      InputError: no release; other pairs, another unit or another adjacency; a run with
-        two costs or two trainings; or δ above the sum of theirs, or one that truncation
+      InputError: no release; other pairs or another unit; neighbours that no total is
+        proved for; a run with two costs or two trainings; or δ above the sum of theirs, or one that truncation
         uses up.
     """
     if not releases:
@@ -197,11 +209,13 @@ def compose(
     if len(groups) > _MOST_GROUPS:
         groups = [list(parts)]  # which is an upper bound
     found = [(*_together(group, delta), len(groups) > 1) for group in groups]
-    spec = _spec_of(given[0])
+    specs = [plan.spec for part in parts for plan, _ in part.runs.values()]
+    # Zero-out where one release needs it; see the module.
+    widest = max(specs, key=lambda spec: spec.sampler == "shuffled")
     return Composition(
         given,
-        spec.unit,
-        adjacency_of(spec),
+        widest.unit,
+        adjacency_of(widest),
         *(max(numbers) for numbers in zip(*found)),
     )
 
@@ -308,10 +322,16 @@ def difference(first: Release, other: Release, one_log: bool = False) -> str | N
             f"one protects a unit {ours.unit!r} and the other a unit {theirs.unit!r}, "
             "and neither guarantee says anything of the other's unit"
         )
-    if ours.sampler != theirs.sampler:
+    parts = (*first.each, *other.each)
+    chosen = any(p.open_choice or p.choice_epsilon is not None for p in parts)
+    specs = [plan.spec for p in parts for plan, _ in p.runs.values()]
+    if len({spec.sampler for spec in specs}) > 1 and (
+        chosen or any(spec.clip_groups for spec in specs)
+    ):
+        what = "a choice among runs" if chosen else "a run with clip_groups"
         return (
             f"their neighbours differ: {adjacency_of(ours)!r} and "
-            f"{adjacency_of(theirs)!r}"
+            f"{adjacency_of(theirs)!r}, and {what} holds for the one kind alone"
         )
     if not one_log and not first.known & other.known:
         return (

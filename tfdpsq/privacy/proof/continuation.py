@@ -64,9 +64,9 @@ class Continuation:
       ledger_head: `Ledger.head` of the ledger that paid for the steps.
 
     Raises:
-      InputError: what no certificate can say: runs without privacy, of another unit or
-        adjacency, more than 12 earlier runs, or logs declared disjoint that are one, or
-        whose fingerprints are not stated.
+      InputError: what no certificate can say: runs without privacy, of another unit, or
+        chosen among others for other neighbours, more than 12 earlier runs, or logs
+        declared disjoint that are one, or whose fingerprints are not stated.
     """
 
     plan: PrivacyPlan
@@ -228,6 +228,7 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
     found["guarantee"].update(
         epsilon=number(by_own[plan.spec.accountant]),
         delta=total.delta,
+        adjacency=total.adjacency,
         unit_in_words=f"{alone['unit_in_words']}, of any of the logs that were "
         "trained on one after the other"
         + (f", but not for {total.not_for}" if total.not_for else ""),

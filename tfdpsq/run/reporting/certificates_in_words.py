@@ -119,7 +119,7 @@ def _promise(certificate: Mapping[str, Any]) -> str:
     # Batches of a fixed size protect what a unit holds, among a fixed number of them.
     change = (
         f"Had any {unit} been replaced by nothing"
-        if _at(certificate, "spec.sampler") == "shuffled"
+        if "zero-out" in str(_at(certificate, "guarantee.adjacency"))
         else f"Had any {unit} been left out of the private data, or one been added"
     )
     return (
