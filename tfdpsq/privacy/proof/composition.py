@@ -192,8 +192,8 @@ def compose(
 
     Raises:
       InputError: no release; other pairs or another unit; neighbours that no total is
-        proved for; a run with two costs or two trainings; or δ above the sum of theirs, or one that truncation
-        uses up.
+        proved for; a run with two costs or two trainings; or δ above the sum of theirs,
+        or one that truncation uses up.
     """
     if not releases:
         raise validation.InputError(
