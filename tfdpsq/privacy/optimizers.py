@@ -388,6 +388,11 @@ def make_optimizer(
                 "could move the sum by more than the sensitivity. Leave it out; "
                 "microbatch_size in train or PrivateModel bounds memory."
             )
+    if spec.private and spec.clip_per_layer and engine != "fast":
+        raise validation.InputError(
+            f"clip_per_layer is True and engine {engine!r}, which clips all weights "
+            'together. Set engine to "fast", or leave clip_per_layer unset.'
+        )
     _require_rate(learning_rate, spec.steps)
     _require_options(options)
     options["learning_rate"] = learning_rate
@@ -509,6 +514,7 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
                 spec.clip_norm,
                 weights=weights,
                 rows_per_unit=self.plan.rows_clipped_together,
+                per_layer=spec.clip_per_layer,
             )
             return Clipped(result.sums, result.losses, True)
 

@@ -2,6 +2,7 @@
 
 _FAST = "tfdpsq/privacy/fast/"
 _TESTS = "tests/privacy/"
+_PER_LAYER = _TESTS + "test_per_layer.py::"
 _INDEPENDENCE = "tests/privacy/test_independence.py::"
 
 MUTATIONS = (
@@ -10,12 +11,14 @@ MUTATIONS = (
         "kind": "ties",
         "file": _FAST + "engine.py",
         "old": """\
-    squared = [gradient_norms.squared_norms(uses[key]) for key in uses]
+    squared = {key: gradient_norms.squared_norms(uses[key]) for key in uses}
 """,
         "new": """\
-    squared = [
-        gradient_norms.squared_norms([use]) for key in by_rows for use in by_rows[key]
-    ]
+    squared = {
+        (key, number): gradient_norms.squared_norms([use])
+        for key in by_rows
+        for number, use in enumerate(by_rows[key])
+    }
 """,
         "tests": (
             _TESTS + "test_fast_layers.py::"
@@ -312,8 +315,8 @@ MUTATIONS = (
         "name": "norms_of_the_first_weight_only",
         "kind": "clipping",
         "file": _FAST + "engine.py",
-        "old": "gradient_norms.norm_and_bound(squared)",
-        "new": "gradient_norms.norm_and_bound(squared[:1])",
+        "old": "gradient_norms.norm_and_bound([*squared.values()])",
+        "new": "gradient_norms.norm_and_bound([*squared.values()][:1])",
         "tests": (
             _TESTS + "test_optimizers.py::"
             "test_clipped_sums_equal_a_naive_float64_loop[fast]",
@@ -475,5 +478,34 @@ MUTATIONS = (
             "tests/privacy/test_coupled.py::test_two_replicas_take_the_step_of_one",
         ),
         "why": "how many rows are padding, so how many were drawn, moves the sum",
+    },
+    {
+        "name": "each_variable_clipped_to_the_whole_norm",
+        "kind": "clipping",
+        "file": _FAST + "engine.py",
+        "old": "            clip_norm * math.sqrt(sizes[key] / whole),\n",
+        "new": "            clip_norm,\n",
+        "tests": (_PER_LAYER + "test_a_unit_moves_the_sum_by_the_clip_norm_at_most",),
+        "why": "a unit moves the sum by the root of the number of variables more",
+    },
+    {
+        "name": "shares_of_the_clip_norm_add_up_without_squares",
+        "kind": "clipping",
+        "file": _FAST + "engine.py",
+        "old": "math.sqrt(sizes[key] / whole)",
+        "new": "(sizes[key] / whole) ** 0.25",
+        "tests": (_PER_LAYER + "test_a_unit_moves_the_sum_by_the_clip_norm_at_most",),
+        "why": "the norms of several variables add up to more than the clip norm",
+    },
+    {
+        "name": "other_engines_clip_all_weights_where_each_was_asked",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": 'if spec.private and spec.clip_per_layer and engine != "fast":',
+        "new": 'if spec.private and spec.clip_per_layer and engine == "":',
+        "tests": (
+            _PER_LAYER + "test_engines_that_clip_all_weights_together_are_refused",
+        ),
+        "why": "the certificate says of each variable what holds for all together",
     },
 )

@@ -72,8 +72,8 @@ MUTATIONS = (
         "name": "factor_from_the_computed_norm",
         "kind": "precision",
         "file": _FAST + "engine.py",
-        "old": "tf.constant(clip_norm, norms.dtype) / bounds",
-        "new": "tf.constant(clip_norm, norms.dtype) / norms",
+        "old": "dict.fromkeys(uses, (clip_norm, bounds))",
+        "new": "dict.fromkeys(uses, (clip_norm, norms))",
         "tests": (
             _TESTS + "test_precision.py::"
             "test_no_row_adds_more_than_the_clip_norm[tensor_float_32-attention]",

@@ -52,6 +52,7 @@ def clipped_sum(
     clip_norm: float,
     weights: tf.Tensor | None = None,
     rows_per_unit: int = 1,
+    per_layer: bool = False,
 ) -> ClippedSum:
     """The sum over units of each unit's clipped gradient.
 
@@ -82,6 +83,10 @@ def clipped_sum(
       clip_norm: C, above 0.
       weights: [B]; examples whose weight is not above 0 are padding.
       rows_per_unit: k; examples j·k to (j + 1)·k - 1 are unit j. It divides B.
+      per_layer: clip the gradient of each variable by itself, to C·√(d/D) for d of the
+        D weights of `variables`. The squares of these add up to C². (Per-layer
+        clipping, McMahan et al. 2018, arXiv:1812.06210; with equal room for each
+        weight, as each has the same noise.)
 
     Returns:
       Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
@@ -131,32 +136,23 @@ def clipped_sum(
         weights = None  # respected: what is left of a unit without any rows is zero
     uses = _merged(by_rows, variables)
 
-    squared = [gradient_norms.squared_norms(uses[key]) for key in uses]
+    squared = {key: gradient_norms.squared_norms(uses[key]) for key in uses}
     units = rows // rows_per_unit
     norms, bounds = tf.zeros([units]), tf.ones([units])
     if squared:
-        norms, bounds = gradient_norms.norm_and_bound(squared)
+        norms, bounds = gradient_norms.norm_and_bound([*squared.values()])
     finite = tf.math.is_finite(bounds)
     norms = tf.where(finite, norms, bounds)
-    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / bounds, 1.0)
-    factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
-    wanted_factors = factors_of(found, weights)
-    if wanted_factors is not None:
-        factors *= tf.cast(wanted_factors, norms.dtype)
-    # Copying every factor to clean it costs a few per cent of a step, and is hardly
-    # ever needed: a factor that is not finite always makes its norm infinite.
-    kept = list(uses.values())
-    if kept:
-        kept = tf.cond(
-            tf.reduce_all(finite),
-            lambda: kept,
-            lambda: [
-                [factored.cleaned(use, finite) for use in merged] for merged in kept
-            ],
-        )
-    cleaned = dict(zip(uses, kept))
+    most = dict.fromkeys(uses, (clip_norm, bounds))
+    if per_layer:
+        most = _by_layer(squared, variables, clip_norm)
+    counted = factors_of(found, weights)
+    factors = {key: _factors(*most[key], finite, counted) for key in uses}
+    cleaned = _cleaned(uses, finite)
     sums = [
-        factored.weighted_sum(cleaned[variable_key(v)], factors, v.shape)
+        factored.weighted_sum(
+            cleaned[variable_key(v)], factors[variable_key(v)], v.shape
+        )
         if variable_key(v) in cleaned
         else tf.zeros(v.shape, _sum_dtype(v))
         for v in variables
@@ -327,6 +323,50 @@ def _measured(
         sizes.append(tf.norm(exact))
     mismatches = [difference for _, difference in recorder.mismatches]
     return _Measured(mismatches, reached, off, sizes)
+
+
+def _by_layer(
+    squared: dict[int, gradient_norms.Squared],
+    variables: Sequence[tf.Variable],
+    clip_norm: float,
+) -> dict[int, tuple[float, tf.Tensor]]:
+    """Each variable's share of the clip norm, and bounds on its gradients' norms."""
+    sizes = {variable_key(v): v.shape.num_elements() for v in variables}
+    whole = sum(sizes.values())
+    return {
+        key: (
+            clip_norm * math.sqrt(sizes[key] / whole),
+            gradient_norms.norm_and_bound([own])[1],
+        )
+        for key, own in squared.items()
+    }
+
+
+def _factors(
+    most: float, bounds: tf.Tensor, finite: tf.Tensor, counted: tf.Tensor | None
+) -> tf.Tensor:
+    """The factor c_i of each unit, 0 where its norm over all weights is not finite."""
+    scale = tf.minimum(tf.constant(most, bounds.dtype) / bounds, 1.0)
+    factors = tf.where(finite, scale, tf.zeros([], bounds.dtype))
+    return factors if counted is None else factors * tf.cast(counted, bounds.dtype)
+
+
+def _cleaned(
+    uses: dict[int, list[factored.Use]], finite: tf.Tensor
+) -> dict[int, list[factored.Use]]:
+    """The same without units that have no finite norm."""
+    # Copying every factor to clean it costs a few per cent of a step, and is hardly
+    # ever needed: a factor that is not finite always makes its norm infinite.
+    kept = list(uses.values())
+    if kept:
+        kept = tf.cond(
+            tf.reduce_all(finite),
+            lambda: kept,
+            lambda: [
+                [factored.cleaned(use, finite) for use in merged] for merged in kept
+            ],
+        )
+    return dict(zip(uses, kept))
 
 
 def _of_units(use: factored.Use, size: int, weights: tf.Tensor | None) -> factored.Use:

@@ -34,7 +34,7 @@ RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
 # Settings that came after version 0.2.0 had paid for runs; "" is what it did.
-_LATER = ("continues", "histogram", "noise_window")
+_LATER = ("continues", "histogram", "noise_window", "clip_per_layer")
 # Pairs tokenised at a time.
 _CHUNK = 1024
 LOSS_READ = {
@@ -155,6 +155,7 @@ def spec_of(
         "accountant": config.accountant,
         "sampler": config.sampler,
         "noise_window": config.get("noise_window") or None,
+        "clip_per_layer": config.get("clip_per_layer", False),
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
         "secure": config.secure,
@@ -188,7 +189,7 @@ def counting_spec(
         whole.update(
             clip_norm=1.0, batch_size=n, steps=1, epochs=0.0, sampler="poisson"
         )
-    return spec_of(whole, units, noise_window=None)
+    return spec_of(whole, units, noise_window=None, clip_per_layer=False)
 
 
 def declared_n(
