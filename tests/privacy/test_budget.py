@@ -1,6 +1,7 @@
 """Composition of certificates, against dp-accounting and by what it must refuse."""
 
 import dataclasses
+import itertools
 
 import dp_accounting
 import pytest
@@ -239,14 +240,22 @@ def test_poisson_and_shuffled_releases_compose_for_units_that_are_replaced(five)
 
 
 def test_choices_and_groups_are_not_composed_with_replaced_units(chosen):
-    _, release = chosen
     shuffled = budget.release_of(_certificate(_SHUFFLED, head="shuffled"))
-    with pytest.raises(InputError, match="their neighbours differ.* a choice among"):
-        composition.compose({"chosen": release, "there": shuffled})
+    specs, release = chosen
     dealt = dataclasses.replace(_SPEC, clip_groups=10, sensitivity_multiplier=2.0)
-    groups = budget.release_of(_certificate(dealt, head="dealt"))
-    with pytest.raises(InputError, match="their neighbours differ.* with clip_groups"):
-        composition.compose({"there": shuffled, "dealt": groups})
+    plain = budget.release_of(_certificate(_SPEC, head="plain"))
+    for kind, other in (
+        ("a choice among", release),
+        ("a choice among", budget.release_of(_chosen(specs, None))),
+        ("a run with clip_groups", budget.release_of(_certificate(dealt, head="d"))),
+    ):
+        # A Poisson run that goes with either does not make them go with each other.
+        for order in itertools.permutations(
+            {"other": other, "there": shuffled, "plain": plain}.items()
+        ):
+            with pytest.raises(InputError, match=f"their neighbours differ.* {kind}"):
+                composition.compose(dict(order))
+        assert composition.compose({"other": other, "plain": plain}).runs > 1
 
 
 def test_pairs_without_a_fingerprint_are_not_taken_for_the_same(five):

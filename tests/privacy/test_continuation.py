@@ -75,6 +75,16 @@ def test_neighbours_are_those_of_all_runs():
         assert "(zero-out)" in certificate["guarantee"]["adjacency"]
         assert verify_certificate(certificate).problems == ()
         assert _stated(certificate) > _stated(_first(first))
+    # The number of units, which the later run protects, is no secret of all of them.
+    hidden = dataclasses.replace(_SPECS[1], n_is_public=False)
+    for first, said in ((shuffled, False), (_SPECS[0], True)):
+        lines = _next(_first(first), hidden)["not_covered"]
+        assert any("number itself is protected" in line for line in lines) == said
+    # Two runs away, too.
+    dealt = dataclasses.replace(_WHOLE, clip_groups=10, sensitivity_multiplier=2.0)
+    chain = _next(_first(dealt))
+    with pytest.raises(InputError, match="their neighbours differ.*with clip_groups"):
+        _next(chain, shuffled, head="h3", pairs="p3")
     plain = _next(_first())
     assert plain["guarantee"]["adjacency"] == "add or remove one unit"
 

@@ -139,6 +139,21 @@ def test_the_matrix_times_the_noise_is_white():
     assert np.abs(np.corrcoef(plain) - np.eye(_STEPS)).max() > 0.3
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_a_compiled_step_has_64_bit_floats_where_its_weights_have(dtype):
+    optimizer = make_optimizer(_plan(), 1.0, "sgd", noise_seed=1)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def step(number):
+        sums = [tf.zeros([3], dtype)]
+        return optimizer.privatize(sums, (), optimizer.step_keys(number))
+
+    number = tf.constant(5, tf.int64)
+    program = step.experimental_get_compiler_ir(number)(stage="hlo")
+    assert ("f64[" in program) == (dtype == tf.float64)
+    assert step(number)[0].dtype == dtype
+
+
 def test_sums_over_a_window_have_less_noise():
     deviation = _noise(10)[:_EPOCH].sum(0).std()
     assert deviation < 1 + math.log(_EPOCH) / math.pi + 0.1
@@ -244,6 +259,8 @@ def test_certificates_say_what_cancels_and_verify():
     assert certificate["spec"]["noise_window"] == mechanism["noise_window"] == 4
     assert "every 4 steps of an epoch of 10" in mechanism["noise_in_words"]
     assert not verify_certificate(certificate).problems
+    most = make_certificate(_plan(noise_window=1000), 12, **_STATED)["mechanism"]
+    assert most["noise_window"] == _EPOCH and "every 10 steps" in most["noise_in_words"]
     plain = make_certificate(_plan(noise_window=None), 12, **_STATED)
     assert "noise_window" not in plain["spec"] and "noise" not in plain["mechanism"]
     mechanism["noise_window"] = 5

@@ -1,6 +1,7 @@
 """`tfdpsq budget` on directories of artefacts, and `--budget` before a stage spends."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -29,9 +30,9 @@ _SPEC = privacy.PrivacySpec(
 )
 
 
-def _certificate(steps=4, head="a", pairs="keyed:1", unit="query"):
+def _certificate(steps=4, head="a", pairs="keyed:1", unit="query", **changes):
     return privacy.make_certificate(
-        privacy.make_plan(dataclasses.replace(_SPEC, unit=unit)),
+        privacy.make_plan(dataclasses.replace(_SPEC, unit=unit, **changes)),
         steps,
         description="A model.",
         sensitivity_argument="Each loss depends on one unit alone.",
@@ -99,6 +100,24 @@ def test_a_log_with_units_of_two_kinds_has_no_total(tmp_path, capsys):
     assert code == 1 and found["together"] is None and found["left"] is None
     assert [log["unit"] for log in found["logs"]] == ["query", "pair"]
     assert "neither guarantee says anything" in found["not_composed"][0]["why"]
+
+
+def test_a_log_with_neighbours_of_two_kinds_is_told_in_any_order(tmp_path, capsys):
+    """Poisson and shuffled runs compose; a run with groups beside them does not."""
+    shuffled = {"sampler": "shuffled", "n_is_public": True}
+    groups = {"clip_groups": 2, "sensitivity_multiplier": 2.0}
+    kinds = {"poisson": {}, "shuffled": shuffled, "groups": groups}
+    for name, changes in kinds.items():
+        _write(tmp_path / name, _certificate(head=name, **changes))
+    for order in itertools.permutations(kinds):
+        words = [tmp_path / name for name in order]
+        code, out, _ = _exit(capsys, *words, "--json", "--budget=9")
+        found = json.loads(out)
+        assert code == 1 and found["together"] is None
+        assert "their neighbours differ" in found["not_composed"][0]["why"]
+    words = [tmp_path / name for name in ("poisson", "shuffled")]
+    code, out, _ = _exit(capsys, *words, "--json", "--budget=20")
+    assert code == 0 and "(zero-out)" in json.loads(out)["together"]["adjacency"]
 
 
 def test_a_budget_that_is_exceeded_exits_with_1(job, capsys):

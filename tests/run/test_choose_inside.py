@@ -385,6 +385,22 @@ def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
     smaller = _config(base, synthesize__batch_size=2)
     again = choice_points.planned(smaller, source, own, run_of, {"pairs": "f00"})
     assert [point.name for point in again[0]] == [p.name for p in planned[0]]
+    # A version before these settings were there wrote none of them.
+    record = own / choice_points.PLAN_FILE
+    written = json.loads(record.read_text())
+    for name in ("noise_window", "clip_per_layer", "histogram"):
+        del written["of"]["config"]["finetune"][name]
+    record.write_text(json.dumps(written))
+    again = choice_points.planned(config, source, own, run_of, {"pairs": "f00"})
+    assert [point.name for point in again[0]] == [p.name for p in planned[0]]
+    with pytest.raises(validation.InputError, match=r"another config.*clip_per_layer"):
+        choice_points.planned(
+            _config(base, finetune__clip_per_layer=True),
+            source,
+            own,
+            run_of,
+            {"pairs": "f00"},
+        )
     # The seed is another matter: scores follow from it.
     reseeded = _config(base, synthesize__seed=7)
     with pytest.raises(validation.InputError, match=r"another config.*seed"):

@@ -3,7 +3,7 @@
 import pytest
 import tiny as _tiny
 
-from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.core import workdir
 from tfdpsq.run.training import private_training
@@ -30,6 +30,8 @@ def _config(stage, base, **options):
     [
         ("query", {}, 60, 4),  # 0.5 * 60 / 8 = 3.75
         ("pair", {"epochs": 0.9}, 63, 7),  # 0.9 * 63 / 8 = 7.09, of 60 it were 6.75
+        # 63 // 8: an eighth step would begin, and cost, a second epoch.
+        ("pair", {"epochs": 1.0, "sampler": "shuffled"}, 63, 7),
         # From the bound, which is public; the count is not.
         ("pair", {"n_is_public": False, "n_bound": 100}, 100, 6),  # 6.25
     ],
@@ -67,6 +69,34 @@ def test_as_many_steps_are_executed_and_certified(base, tmp_path):
     assert stage["config"]["steps"] == 0
     again = finetune.run(config, tmp_path / "generator")
     assert again["result"] == stage["result"] and "seconds" not in again
+
+
+def test_noise_cancels_over_the_steps_of_an_epoch(base, tmp_path):
+    changes = {"sampler": "shuffled", "noise_window": 5, "clip_per_layer": True}
+    config = _config(finetune, base, epsilon=8.0, microbatch_size=4, **changes)
+    config.epochs = 1.0
+    finetune.run(config, tmp_path / "generator")
+    certificate = read_certificate(tmp_path / "generator")
+    assert verify_certificate(certificate).problems == ()
+    assert certificate["mechanism"]["noise_window"] == 5
+    assert "each variable" in certificate["mechanism"]["clipping_in_words"]
+    accounting = certificate["accounting"]
+    assert (accounting["steps_executed"], accounting["releases_counted"]) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"noise_window": 5}, "noise_window is 5.*sampler"),
+        ({"clip_per_layer": True, "engine": "dpkeras"}, "clip_per_layer is True.*eng"),
+    ],
+)
+def test_settings_that_need_another_are_refused(base, tmp_path, changes, message):
+    config = _config(finetune, base, epsilon=8.0, microbatch_size=4, **changes)
+    config.epochs = 1.0
+    with pytest.raises(InputError, match=message):
+        finetune.run(config, tmp_path / "generator")
+    assert not (tmp_path / "generator").exists()
 
 
 def test_epochs_of_a_retriever_are_of_its_own_pairs(base, tmp_path):

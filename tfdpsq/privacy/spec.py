@@ -238,8 +238,8 @@ class PrivacySpec:
             yield (
                 f"noise_window is {window}, and an epoch of {self.num_units} units has "
                 f"{self.num_units // self.batch_size} batches of {self.batch_size}: "
-                "noise can cancel over 2 steps or more. Leave noise_window unset, or "
-                "lower batch_size."
+                "noise can cancel over 2 steps or more. Raise noise_window and lower "
+                "batch_size so far, or leave noise_window unset."
             )
 
     def recorded(self) -> dict[str, Any]:

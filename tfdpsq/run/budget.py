@@ -168,9 +168,8 @@ def _add(
         refused.append({"what": places[0], "why": str(error)})
         return
     for log in logs:
-        if log.name == name and not all(
-            composition.difference(each, release, bool(name))
-            for each in log.releases.values()
+        if log.name == name and not composition.difference(
+            composition.as_one([*log.releases.values()]), release, bool(name)
         ):
             break
     else:
@@ -217,7 +216,9 @@ def _together(
             refused.append({"what": " and ".join(composed), "why": str(error)})
             return None
     for name, other in others:
-        why = composition.difference(log.releases[0], other.releases[0])
+        why = composition.difference(
+            composition.as_one(log.releases), composition.as_one(other.releases)
+        )
         if why is None or "fingerprints" in why:
             remedy = (
                 "Name the logs: NAME=DIRECTORY with one name for directories of the "

@@ -328,10 +328,11 @@ def difference(first: Release, other: Release, one_log: bool = False) -> str | N
     if len({spec.sampler for spec in specs}) > 1 and (
         chosen or any(spec.clip_groups for spec in specs)
     ):
+        kinds = sorted({adjacency_of(spec) for spec in specs})
         what = "a choice among runs" if chosen else "a run with clip_groups"
         return (
-            f"their neighbours differ: {adjacency_of(ours)!r} and "
-            f"{adjacency_of(theirs)!r}, and {what} holds for the one kind alone"
+            f"their neighbours differ: {' and '.join(map(repr, kinds))}, and {what} "
+            "holds for the first kind alone"
         )
     if not one_log and not first.known & other.known:
         return (
@@ -339,6 +340,13 @@ def difference(first: Release, other: Release, one_log: bool = False) -> str | N
             "other pairs, or the same under the key of another private directory"
         )
     return None
+
+
+def as_one(releases: Sequence[Release]) -> Release:
+    """Returns several as one, to be told apart from others by `difference`."""
+    first, *others = releases
+    before = [part for release in others for part in release.each]
+    return dataclasses.replace(first, before=(*first.before, *before))
 
 
 def in_parallel(
@@ -466,15 +474,15 @@ def _require_alike(releases: Mapping[str, Release], one_log: bool) -> None:
     joined = first
     while left:
         problems = {n: difference(joined, r, one_log) for n, r in left}
-        found = {n: r for n, r in left if not problems[n]}
-        if not found:
+        # One at a time: two that each fit all before them need not fit each other.
+        name = next((n for n, _ in left if not problems[n]), None)
+        if name is None:
             name, problem = next(iter(problems.items()))
             raise validation.InputError(
                 f"{first_name} and {name} cannot be composed: {problem}."
             )
-        before = [part for r in found.values() for part in r.each]
-        joined = dataclasses.replace(joined, before=(*joined.before, *before))
-        left = [(n, r) for n, r in left if problems[n]]
+        joined = as_one([joined, releases[name]])
+        left = [(n, r) for n, r in left if n != name]
 
 
 def _require_one_cost(releases: Mapping[str, Release]) -> None:

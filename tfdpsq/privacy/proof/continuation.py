@@ -42,6 +42,10 @@ _CONDITION = (
     "released before; else epsilon_sum at delta_sum holds, if a bound on it was fixed "
     "before the first release."
 )
+_NUMBER_OF_REPLACED = (
+    "The number of units: a run before this one protects a unit that is replaced by "
+    "nothing, all others keeping their places, and so do all of them together."
+)
 _NOUNS = {
     "query": ("query", "queries"),
     "pair": ("pair", "pairs"),
@@ -236,6 +240,8 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
     found["accounting"].update(
         epsilon_pld=number(total.epsilon_pld), epsilon_rdp=number(total.epsilon_rdp)
     )
+    if total.adjacency != alone["adjacency"] and not plan.spec.n_is_public:
+        found["not_covered"][-1] = _NUMBER_OF_REPLACED
     found["warnings"] = [*_warnings(continuation, total), *_earlier(continuation)]
     found["not_covered"] = [
         *found["not_covered"],

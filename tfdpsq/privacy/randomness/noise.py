@@ -1,9 +1,10 @@
 """The noise of a logical step: tensorflow-privacy's Gaussian sum, replayable.
 
 Every variable of every step has a key of its own, made from secret bits, the step
-number and the variable's position: same-shaped variables and successive steps get
-independent noise, every replica draws the same, and a step replayed after an
-interruption gets what it got before.
+number and the variable's position: same-shaped variables and successive steps have
+independent draws, every replica draws the same, and a step replayed after an
+interruption gets what it got before. Noise that cancels over steps (`correlation`) is
+made of the same draws, made again in each step of their window.
 
 Draws name Philox (Salmon et al. 2011), its key and its counter. TensorFlow's own way
 from a seed to these keeps 32 bits of each of the seed's two words where XLA compiles,
@@ -75,7 +76,10 @@ class SeededGaussianSumQuery(parts.GaussianSumQuery):
         """
         if window is None:
             return self._with_draws(sums, seed, step, self._stddev)
-        shares = tf.constant(self._stddev * window.shares())
+        double = any(value.dtype == tf.float64 for value in sums)
+        shares = tf.constant(
+            self._stddev * window.shares(), tf.float64 if double else tf.float32
+        )
         before = window.position(step)
 
         def add(past, *values):

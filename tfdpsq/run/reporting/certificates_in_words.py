@@ -147,7 +147,12 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         f"({at('accounting.library')} {at('accounting.library_version')})",
         "Mechanism": at("mechanism.name"),
         "Noise": f"noise multiplier {at('mechanism.noise_multiplier')}, clip norm "
-        f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}",
+        f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}"
+        + "".join(
+            f". {_at(certificate, key)}"
+            for key in ("mechanism.noise_in_words", "mechanism.clipping_in_words")
+            if _at(certificate, key) != _MISSING
+        ),
         "Why this sensitivity": at("mechanism.sensitivity_argument"),
         "Units": f"n = {at('sampler.n')}, {at('sampler.n_in_words')}; "
         f"{at('sampler.expected_batch_size')} expected and at most "

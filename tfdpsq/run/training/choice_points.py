@@ -159,7 +159,9 @@ def planned(
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     found = workdir.read_json(path, **_PLAN) if path.is_file() else None
     if found is not None:
-        changed = workdir.differences(_paid_for(found["of"]), _paid_for(wanted), own)
+        changed = workdir.differences(
+            _paid_for(found["of"]), _paid_for(_as_recorded(wanted, found["of"])), own
+        )
         if changed and any(_paid(run_of(name)) for name in found["points"]):
             raise validation.InputError(
                 f"{own} holds a grid that was begun with another config or other data "
@@ -214,6 +216,14 @@ def _as_named(
     for point in points:
         name = left[point.settings["variant"]].pop(0)
         yield dataclasses.replace(point, name=name)
+
+
+def _as_recorded(wanted: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out of a grid's settings what an older record lacks and what is off."""
+    before, config = of.get("config"), wanted["config"]
+    known = before.get("finetune") if isinstance(before, Mapping) else None
+    own = private_training.recorded(config["finetune"], known)
+    return {**wanted, "config": {**config, "finetune": own}}
 
 
 def _paid_for(of: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -78,6 +78,9 @@ def units_of(source: sources.Source, unit: str, user_field: str) -> Units:
 def with_steps(config: ml_collections.ConfigDict, n: int) -> ml_collections.ConfigDict:
     """Returns the config with the steps that its epochs take.
 
+    An epoch of shuffled batches leaves out what fills no batch: a step more would cost
+    what a whole epoch costs.
+
     Args:
       config: of a stage that trains.
       n: number of units that may be published, or of pairs that are not private.
@@ -89,7 +92,10 @@ def with_steps(config: ml_collections.ConfigDict, n: int) -> ml_collections.Conf
     if not config.epochs:
         return config
     config = config.copy_and_resolve_references()
-    config.steps = max(1, round(config.epochs * n / config.batch_size))
+    epoch = n / config.batch_size
+    if config.get("sampler") == "shuffled":
+        epoch = n // config.batch_size
+    config.steps = max(1, round(config.epochs * epoch))
     config.epochs = 0.0
     return config
 
@@ -245,7 +251,7 @@ def open_run(
         yield
 
 
-def _recorded(config: Mapping[str, Any], found: Any) -> dict[str, Any]:
+def recorded(config: Mapping[str, Any], found: Any) -> dict[str, Any]:
     """Returns a config without settings that an older record lacks and that are off."""
     known = found if isinstance(found, Mapping) else {}
     later = {name for name in _LATER if name not in known and not config.get(name)}
@@ -263,7 +269,7 @@ def _begin(
     paid = directory / ledger.FILE_NAME
     found = workdir.read_json(path) if path.is_file() else {}
     not_compared = {workdir.MADE_BY: None, _OUTPUT: None}
-    compared = {**wanted, "config": _recorded(wanted["config"], found.get("config"))}
+    compared = {**wanted, "config": recorded(wanted["config"], found.get("config"))}
     differences = workdir.differences({**found, **not_compared}, compared, directory)
     # A state after some steps: then the ledger is damaged, and nothing is deleted.
     begun = paid.is_file() and ledger.read_ledger(paid).steps_paid
