@@ -2,7 +2,6 @@
 
 _FILE = "tfdpsq/privacy/proof/budget.py"
 _TESTS = "tests/privacy/test_budget.py::"
-_CONTINUATION = "tests/privacy/test_continuation.py::"
 _FORGET = "tests/run/test_forget.py::"
 _STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
 
@@ -583,57 +582,5 @@ MUTATIONS = (
             "tests/run/test_budget.py::test_a_log_with_units_of_two_kinds_has_no_total",
         ),
         "why": "a total leaves out what was released with units of another kind",
-    },
-    {
-        "name": "neighbours_of_the_last_runs_alone_are_compared",
-        "kind": "composition",
-        "file": "tfdpsq/privacy/proof/composition.py",
-        "old": "    parts = (*first.each, *other.each)\n",
-        "new": "    parts = (first, other)\n",
-        "tests": (_CONTINUATION + "test_neighbours_are_those_of_all_runs",),
-        "why": "what a chain of releases began with has other neighbours",
-    },
-    {
-        "name": "a_choice_without_noise_composed_for_replaced_units",
-        "kind": "composition",
-        "file": "tfdpsq/privacy/proof/composition.py",
-        "old": "any(p.open_choice or p.choice_epsilon is not None for p in parts)",
-        "new": "any(p.choice_epsilon is not None for p in parts)",
-        "tests": (
-            _TESTS + "test_choices_and_groups_are_not_composed_with_replaced_units",
-        ),
-        "why": "a choice is derived for units that are added or removed alone",
-    },
-    {
-        "name": "releases_that_fit_the_first_are_not_compared_with_each_other",
-        "kind": "composition",
-        "file": "tfdpsq/privacy/proof/composition.py",
-        "old": "        joined = as_one([joined, releases[name]])\n",
-        "new": "",
-        "tests": (
-            _TESTS + "test_choices_and_groups_are_not_composed_with_replaced_units",
-        ),
-        "why": "a Poisson release goes with either kind, and lets both in",
-    },
-    {
-        "name": "a_window_longer_than_an_epoch_is_certified",
-        "kind": "certificate",
-        "file": "tfdpsq/privacy/proof/certificate.py",
-        "old": '"noise_window": window.steps,',
-        "new": '"noise_window": plan.spec.noise_window,',
-        "tests": (
-            "tests/privacy/test_correlation.py::"
-            "test_certificates_say_what_cancels_and_verify",
-        ),
-        "why": "the certificate states a mechanism that did not run",
-    },
-    {
-        "name": "the_number_of_units_called_protected_beside_shuffled_batches",
-        "kind": "certificate",
-        "file": "tfdpsq/privacy/proof/continuation.py",
-        "old": '        found["not_covered"][-1] = _NUMBER_OF_REPLACED\n',
-        "new": "        pass\n",
-        "tests": (_CONTINUATION + "test_neighbours_are_those_of_all_runs",),
-        "why": "neighbours that replace a unit have the same number of units",
     },
 )

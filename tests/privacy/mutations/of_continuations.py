@@ -10,6 +10,7 @@ _REFUSED = _PROOF + "test_what_cannot_be_continued_is_refused"
 _TOTAL = "test_one_log_costs_the_composition_and_disjoint_logs_the_larger"
 _THREE = _PROOF + "test_of_three_runs_those_compose_that_one_unit_can_be_in"
 _FORGED = _PROOF + "test_a_forged_relation_or_parent_is_found"
+_BUDGET = "tests/privacy/test_budget.py::"
 _MONTH = _STAGE + "test_a_month_later_the_total_is_stated_verified_and_budgeted"
 
 
@@ -342,5 +343,57 @@ MUTATIONS = (
             "tests/privacy/test_selection.py::test_a_delta_that_is_large_for_the_log_is_warned_of",
         ),
         "why": "a delta above 1/(2n) is released without a word",
+    },
+    {
+        "name": "neighbours_of_the_last_runs_alone_are_compared",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "    parts = (*first.each, *other.each)\n",
+        "new": "    parts = (first, other)\n",
+        "tests": (_PROOF + "test_neighbours_are_those_of_all_runs",),
+        "why": "what a chain of releases began with has other neighbours",
+    },
+    {
+        "name": "a_choice_without_noise_composed_for_replaced_units",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "any(p.open_choice or p.choice_epsilon is not None for p in parts)",
+        "new": "any(p.choice_epsilon is not None for p in parts)",
+        "tests": (
+            _BUDGET + "test_choices_and_groups_are_not_composed_with_replaced_units",
+        ),
+        "why": "a choice is derived for units that are added or removed alone",
+    },
+    {
+        "name": "releases_that_fit_the_first_are_not_compared_with_each_other",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "        joined = as_one([joined, releases[name]])\n",
+        "new": "",
+        "tests": (
+            _BUDGET + "test_choices_and_groups_are_not_composed_with_replaced_units",
+        ),
+        "why": "a Poisson release goes with either kind, and lets both in",
+    },
+    {
+        "name": "a_window_longer_than_an_epoch_is_certified",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": '"noise_window": window.steps,',
+        "new": '"noise_window": plan.spec.noise_window,',
+        "tests": (
+            "tests/privacy/test_correlation.py::"
+            "test_certificates_say_what_cancels_and_verify",
+        ),
+        "why": "the certificate states a mechanism that did not run",
+    },
+    {
+        "name": "the_number_of_units_called_protected_beside_shuffled_batches",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/continuation.py",
+        "old": '        found["not_covered"][-1] = _NUMBER_OF_REPLACED\n',
+        "new": "        pass\n",
+        "tests": (_PROOF + "test_neighbours_are_those_of_all_runs",),
+        "why": "neighbours that replace a unit have the same number of units",
     },
 )
