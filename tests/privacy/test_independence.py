@@ -497,7 +497,7 @@ def test_a_declared_sensitivity_that_is_too_small_is_refused():
 
 @pytest.mark.parametrize("engine", ["fast", "dpkeras", "vectorized"])
 def test_rows_that_a_layer_makes_random_add_up(engine):
-    """Also where a NaN makes the step take rows one by one, with other masks."""
+    """Also where a NaN makes the step take rows one by one: each keeps its masks."""
     noisy = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
     try:
         wide_run(squared, noisy, engine)

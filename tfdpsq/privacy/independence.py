@@ -395,10 +395,6 @@ def _compare(
     if expected.additive:
         parts.append(_padded(batch, own))
     found = [together, *(run(part, False) for part in parts)]
-    # As the step would: what is not complete has been taken by units. Their random
-    # numbers are others then, and compared are sums of units alone.
-    if not all(bool(one.complete) for one in found) and run.draws(batch):
-        found = [run(part, True) for part in (batch, *parts)]
     whole, rest, *alone = (one.sums for one in found)
     moved = _norm(whole, rest) / expected.clip_norm
     share = expected.tolerance

@@ -132,17 +132,6 @@ MUTATIONS = (
         "why": "a shared encoder is clipped once and trained twice: 1.30 C",
     },
     {
-        "name": "neighbours_of_a_row_with_nan_have_other_masks",
-        "kind": "clipping",
-        "file": "tfdpsq/privacy/independence.py",
-        "old": "found = [run(part, True) for part in (batch, *parts)]",
-        "new": "pass",
-        "tests": (
-            _INDEPENDENCE + "test_rows_that_a_layer_makes_random_add_up[dpkeras]",
-        ),
-        "why": "dropout is blamed for reading other rows, and cannot be trained with",
-    },
-    {
         "name": "independence_tried_on_rows_with_nan",
         "kind": "clipping",
         "file": "tfdpsq/privacy/trials.py",
