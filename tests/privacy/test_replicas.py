@@ -257,6 +257,19 @@ def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit, se
     np.testing.assert_allclose(looped.losses, alone.losses, rtol=1e-5)
 
 
+def test_noise_cancels_alike_in_loops_and_on_replicas(logical_cpus):
+    options = dict(sampler="shuffled", n_is_public=True, noise_window=3)
+    plan = _plan(clip_per_layer=True, **options)  # epochs of 4 steps
+    alone = _Run(_strategy(1, logical_cpus), plan)
+    for replicas, steps in ((1, 3), (2, 1), (2, 3)):
+        other = _Run(_strategy(replicas, logical_cpus), plan, steps_per_loop=steps)
+        other.assert_like(alone)
+    plain = _Run(
+        _strategy(1, logical_cpus), _plan(sampler="shuffled", n_is_public=True)
+    )
+    assert any((a != b).any() for a, b in zip(alone.weights, plain.weights))
+
+
 def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(
     logical_cpus, tmp_path, monkeypatch
 ):
