@@ -148,6 +148,7 @@ def main():
         config.data, config.seed = options.data, seed
         config.pretrain.steps = options.pretrain_steps
         config.fit_rerank = options.fit
+        config.direct_epsilons = ()  # not run, and its batch may exceed other data
         if options.epsilons:
             config.epsilons = (math.inf, *options.epsilons)
         workdirs.append(options.workdir / f"seed{seed}")
