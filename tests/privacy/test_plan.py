@@ -142,6 +142,8 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
         rows_per_unit=2,
         clip_groups=3,
         secure=True,
+        noise_window=3,
+        clip_per_layer=True,
     )
     # Of the largest batch, what counts is the one that runs: see below.
     fields = {field.name for field in dataclasses.fields(PrivacySpec)}
@@ -150,6 +152,7 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
         "sampler": dict(n_is_public=True),
         "rows_per_unit": dict(unit="user"),
         "clip_groups": dict(sensitivity_multiplier=2.5),
+        "noise_window": dict(sampler="shuffled", n_is_public=True),
     }
     changed = [
         dataclasses.replace(
