@@ -192,8 +192,14 @@ def _measure(
         batch[f"{text}_ids"] = tf.constant(ids, tf.int32)
         batch[f"{text}_lengths"] = tf.fill([rows], length)
 
+    # Of noise that cancels, a step draws that of the steps before it again: half a
+    # window of them, on average.
+    window = optimizer.plan.noise_window
+    keys = None if window is None else optimizer.step_keys(window.steps // 2)
+
     def run(microbatches: int) -> Callable[[], Any]:
-        return lambda: float(step(batch, tf.constant(microbatches * size)))
+        count = tf.constant(microbatches * size)
+        return lambda: float(step(batch, count, (), keys))
 
     if more > _FEW:
         one, several = in_turns([run(_FEW), run(more)], seconds)
