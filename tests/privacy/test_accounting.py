@@ -198,46 +198,32 @@ def _two_step_delta(p, q, sigma, epsilon):
     return max(integral(p - math.exp(epsilon) * q), integral(q - math.exp(epsilon) * p))
 
 
+def _twice(step):
+    return [(a * b, x, y) for a, x in step for b, y in step]
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
 @pytest.mark.parametrize("other", [-1.0, 1.0])
-def test_two_truncated_steps_stay_within_delta_plus_their_price(other, epsilon):
-    """The price does not grow with e^ε, and adds up over steps."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_two_truncated_steps_stay_within_delta_plus_their_price(
+    replaced, other, epsilon
+):
+    """The price does not grow with e^ε, and adds up over steps.
+
+    A unit that is replaced by nothing keeps its place, which cuts off the other unit as
+    often as before.
+    """
     probability, sigma = 0.6, 0.5
-
-    def twice(step):
-        return [(a * b, x, y) for a, x in step for b, y in step]
-
     none, one = (1 - probability), probability
     # x = 1 and `other`, at most one of them kept, whichever it is.
-    with_x = [
-        (none * none, 0.0),
-        (one * none + one * one / 2, 1.0),
-        (none * one + one * one / 2, other),
-    ]
+    taken, cut = one * none + one * one / 2, none * one + one * one / 2
+    with_x = [(none * none, 0.0), (taken, 1.0), (cut, other)]
     without = [(none, 0.0), (one, other)]
-    exact = _two_step_delta(twice(with_x), twice(without), sigma, epsilon)
+    if replaced:
+        without = [(none * none + taken, 0.0), (cut, other)]
+    exact = _two_step_delta(_twice(with_x), _twice(without), sigma, epsilon)
     alone = _two_step_delta(
-        twice([(none, 0.0), (one, 1.0)]), twice([(1.0, 0.0)]), sigma, epsilon
-    )
-    assert exact <= alone + accounting.truncation_delta(2, probability, 1, 2) + 1e-6
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
-@pytest.mark.parametrize("other", [-1.0, 1.0])
-def test_poisson_steps_protect_a_unit_that_is_replaced_by_nothing(other, epsilon):
-    """It keeps its place, which cuts off the other unit as often as before."""
-    probability, sigma = 0.6, 0.5
-
-    def twice(step):
-        return [(a * b, x, y) for a, x in step for b, y in step]
-
-    none, one = (1 - probability), probability
-    taken = one * none + one * one / 2
-    whole = [(none * none, 0.0), (taken, 1.0), (none * one + one * one / 2, other)]
-    zeroed = [(none * none + taken, 0.0), (none * one + one * one / 2, other)]
-    exact = _two_step_delta(twice(whole), twice(zeroed), sigma, epsilon)
-    alone = _two_step_delta(
-        twice([(none, 0.0), (one, 1.0)]), twice([(1.0, 0.0)]), sigma, epsilon
+        _twice([(none, 0.0), (one, 1.0)]), _twice([(1.0, 0.0)]), sigma, epsilon
     )
     assert exact <= alone + accounting.truncation_delta(2, probability, 1, 2) + 1e-6
 

@@ -45,17 +45,17 @@ first column c has norm 1 (see `correlation`). So
 
     M_t := Σ_{j≤t} c_{t-j}·ĝ_j = Σ_{j≤t} c_{t-j}·g_j + z_t,
 
-and M_1 … M_t and ĝ_1 … ĝ_t are functions of each other, for every t: whoever sees the
-one sees no less than the other. Fix the permutations as above. x is in one batch of the
-epoch, so in one step s of one window: in all other windows nothing differs. Given what
-was released before step s, x moves g_s by some v with ‖v‖ ≤ Δ, and no other g_t as a
-function of what is released. So the mean of M_t, given what is known before it, moves
-by c_{t-s}·v for t ≥ s, and its noise is fresh: subtract the mean without x, and
-(M_s, …, M_m) are a Gaussian mechanism whose mean moves by (Σ_i c_i²)^½·‖v‖ ≤ Δ. An
-epoch costs one Gaussian mechanism again, and all of them what shuffled batches cost
-with independent noise, whatever m is; a run that stops inside a window shows fewer of
-the M_t. (Denisov et al. 2022, arXiv:2202.08312; of several epochs, Choquette-Choo et
-al. 2023, arXiv:2211.06530 and 2306.08153, whose windows reach over epochs.)
+and for every t, M_1 … M_t determine ĝ_1 … ĝ_t and the reverse, so we may as well
+release M. Fix the permutations as above. x is in one batch of the epoch, so in one step
+s of one window; in all other windows nothing differs. Given what was released before
+step s, x moves g_s by some v with ‖v‖ ≤ Δ. Every other g_t is the same function of the
+releases before it, with x or without. So for t ≥ s, x moves the mean of M_t, given
+M_1 … M_{t-1}, by c_{t-s}·v, and its noise z_t is fresh. Subtract the mean without x:
+(M_s, …, M_m) is a Gaussian mechanism whose mean moves by (Σ_i c_i²)^½·‖v‖ ≤ Δ. Again an
+epoch costs one Gaussian mechanism, so a run costs what it would with independent noise,
+whatever m is. A run that stops inside a window shows fewer of the M_t. (Denisov et al.
+2022, arXiv:2202.08312; of several epochs, Choquette-Choo et al. 2023, arXiv:2211.06530
+and 2306.08153, whose windows reach over epochs.)
 """
 
 from __future__ import annotations

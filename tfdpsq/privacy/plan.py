@@ -115,11 +115,13 @@ class PrivacyPlan:
 
     @property
     def untaken_step(self) -> int:
-        """The number of a step of which the noise has no part in any that is taken."""
+        """The number of a step that shares no draw of noise with those of the plan."""
         if self.noise_window is None:
             return self.spec.steps
         epoch = self.noise_window.steps_per_epoch
-        touched = -(-self.spec.steps // epoch)
+        touched = accounting.epochs_touched(
+            self.spec.num_units, self.spec.batch_size, self.spec.steps
+        )
         return epoch * (touched + 1) - 1
 
     @property

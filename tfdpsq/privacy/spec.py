@@ -141,7 +141,9 @@ class PrivacySpec:
           moves by less than C; and a group's, with the unit and without it, may
           point in opposite directions;
         - rows are dealt to groups one by one, and independently of how many others
-          were drawn, which is derived for Poisson draws of units of one row.
+          were drawn, which is derived for Poisson draws of units of one row;
+        - noise that cancels over steps is derived where a unit is in one of these steps,
+          and its shares are not whole steps of a grid.
         """
         if self.batch_size > self.num_units:
             yield (
@@ -230,9 +232,9 @@ class PrivacySpec:
             )
         if self.secure:
             yield (
-                f"noise_window is {window} and secure is True, whose noise are whole "
-                "multiples of a grid's step; parts of it that cancel are none. Leave "
-                "one of the two unset."
+                f"noise_window is {window} and secure is True, which adds noise in "
+                "whole steps of a grid; shares of it would not be whole. Leave one of "
+                "the two unset."
             )
         if min(window, self.num_units // self.batch_size) < 2:
             yield (

@@ -56,11 +56,6 @@ class NoiseWindow:
         """
         return step % self.steps_per_epoch % self.steps
 
-    def column(self) -> np.ndarray:
-        """Returns c, the first column of C, [steps] float64 of norm 1."""
-        series = _series(self.steps, -0.5)
-        return series / np.linalg.norm(series)
-
     def shares(self) -> np.ndarray:
         """Returns d, the first column of C⁻¹, [steps] float64.
 

@@ -76,10 +76,8 @@ class SeededGaussianSumQuery(parts.GaussianSumQuery):
         """
         if window is None:
             return self._with_draws(sums, seed, step, self._stddev)
-        double = any(value.dtype == tf.float64 for value in sums)
-        shares = tf.constant(
-            self._stddev * window.shares(), tf.float64 if double else tf.float32
-        )
+        # Of the sums' own type: no 64-bit floats where a TPU would emulate them.
+        shares = tf.constant(self._stddev * window.shares(), sums[0].dtype)
         before = window.position(step)
 
         def add(past, *values):
