@@ -142,8 +142,8 @@ class PrivacySpec:
           point in opposite directions;
         - rows are dealt to groups one by one, and independently of how many others
           were drawn, which is derived for Poisson draws of units of one row;
-        - noise that cancels over steps is derived where a unit is in one of these steps,
-          and its shares are not whole steps of a grid.
+        - noise that cancels over steps is derived where a unit is in one of them, and
+          its shares are not whole steps of a grid.
         """
         if self.batch_size > self.num_units:
             yield (
