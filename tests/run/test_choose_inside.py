@@ -388,7 +388,8 @@ def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
     # A version before these settings were there wrote none of them.
     record = own / choice_points.PLAN_FILE
     written = json.loads(record.read_text())
-    for name in ("noise_window", "clip_per_layer", "histogram"):
+    later = ("noise_window", "clip_per_layer", "histogram", "noiseless_learning_rate")
+    for name in later:
         del written["of"]["config"]["finetune"][name]
     record.write_text(json.dumps(written))
     again = choice_points.planned(config, source, own, run_of, {"pairs": "f00"})

@@ -136,6 +136,23 @@ def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     np.testing.assert_allclose(longest, far, rtol=0.1)
 
 
+def test_a_run_without_noise_may_have_a_rate_of_its_own(base):
+    before = _values(T5QueryGenerator.from_preset(base / "public"))
+    options = {"noiseless_learning_rate": 1e-4, "trained": ("*layer_norm*",)}
+    moved = {}
+    for epsilon, rate in ((math.inf, 1e-4), (8.0, 0.1)):
+        name = f"own_rate_{epsilon}"
+        model, certificate = _finetune(base, name, **options, epsilon=epsilon)
+        assert certificate["training"]["learning_rate"] == rate
+        moved[rate] = np.max(np.abs(_values(model) - before))
+    # Adam moves a weight by about the rate a step; there are three.
+    assert 0 < moved[1e-4] < 5e-4 and moved[0.1] > 0.05
+
+
+def _values(model):
+    return np.concatenate([np.ravel(v) for v in model.backbone.weights])
+
+
 @pytest.mark.slow
 def test_a_preset_is_a_place_to_start_from(base, tuned, monkeypatch):
     monkeypatch.setattr(presets, "_FOLDER", base)

@@ -112,6 +112,8 @@ SETTINGS: settings.Declaration = {
     "microbatch_size": settings.Integer(16),
     **training_settings.steps_settings(1),
     **training_settings.optimizer_settings(1e-3),
+    # The rate without noise, where epsilon is infinite; 0: `learning_rate`.
+    "noiseless_learning_rate": settings.Number(0.0, 0, 1e3),
     "jit_compile": settings.Flag(False),
     "seed": settings.Integer(0, 0, settings.SEED),
 }
@@ -168,8 +170,17 @@ def run(
     )
     # Only now is the result safe, and the seeds of its noise have no further use.
     private_training.close_run(context.run_dir, directory)
-    outcomes.require_converged(stage, directory, config.learning_rate)
+    setting = _rate_setting(config)
+    outcomes.require_converged(stage, directory, config[setting], setting)
     return stage
+
+
+def _rate_setting(config: ml_collections.ConfigDict) -> str:
+    """Returns the name of the setting that has this run's rate."""
+    own = "noiseless_learning_rate"
+    if config[own] and math.isinf(float(config.epsilon)):
+        return own
+    return "learning_rate"
 
 
 def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> None:
@@ -195,7 +206,9 @@ def _make(
     written = config
     config = private_training.with_steps(
         config, private_training.public_n(config, units.count, units.private)
-    )
+    ).copy_and_resolve_references()
+    setting = _rate_setting(config)
+    config.learning_rate = config[setting]
     spec = private_training.spec_of(config, units)
     plan = continuing.make_plan(config, context, spec)
     continuation = continuing.continuation_of(config, context, plan)
@@ -249,7 +262,7 @@ def _make(
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise DivergedError(
             "training diverged: the weights hold NaN or infinity. Lower "
-            f"learning_rate (now {config.learning_rate}).",
+            f"{setting} (now {config[setting]}).",
             certificate,
         )
     model.save_to_preset(out, context.vocabulary)

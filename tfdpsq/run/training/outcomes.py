@@ -50,11 +50,15 @@ class DivergedError(validation.InputError):
 
 
 def require_converged(
-    stage: Mapping[str, Any], directory: pathlib.Path, learning_rate: float
+    stage: Mapping[str, Any],
+    directory: pathlib.Path,
+    learning_rate: float,
+    setting: str = "learning_rate",
 ) -> None:
     """Raises `DivergedError` for a diverged stage, once its output is saved.
 
-    Also raises it when an earlier command made that output.
+    Also raises it when an earlier command made that output. `setting` is the one that
+    has the rate.
     """
     found = stage["result"].get("diverged")
     if found:
@@ -67,6 +71,6 @@ def require_converged(
         )
         raise DivergedError(
             f"{found} They are in {directory}, with the certificate of what was paid. "
-            f"Lower learning_rate (now {learning_rate}) {own}",
+            f"Lower {setting} (now {learning_rate}) {own}",
             certificate,
         )

@@ -34,7 +34,13 @@ RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
 # Settings that came after version 0.2.0 had paid for runs; "" is what it did.
-_LATER = ("continues", "histogram", "noise_window", "clip_per_layer")
+_LATER = (
+    "continues",
+    "histogram",
+    "noise_window",
+    "clip_per_layer",
+    "noiseless_learning_rate",
+)
 # Pairs tokenised at a time.
 _CHUNK = 1024
 LOSS_READ = {
