@@ -72,7 +72,7 @@ from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training as training
 
-CHOICES, SCORES = "choices", layout.SCORES
+CHOICES, SCORES = layout.CHOICES, layout.SCORES
 CHOICE_FILE = layout.CHOICE_FILE
 
 

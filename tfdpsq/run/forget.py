@@ -66,7 +66,7 @@ from tfdpsq.run.core import (  # noqa: E402
 )
 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
-_KEY, _LOGS = "fingerprint.key", "logs"
+_KEY = "fingerprint.key"
 # In every directory of a run that was begun.
 _OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
 
@@ -95,13 +95,13 @@ def _names(files: Sequence[str], folders: Sequence[str]) -> str:
 
 # In `outputs.PRIVATE_FOLDERS`, paths below one run's directory that stages write.
 _WRITTEN = {
-    "runs": _names(
+    layout.RUNS: _names(
         [layout.RUN_FILE, ledger.FILE_NAME], [checkpoint.STATE, layout.ROWS]
     ),
-    "logs": rf"({layout.PROCESS}\d+/)?("
+    layout.LOGS: rf"({layout.PROCESS}\d+/)?("
     + _names([point_log.FILE_NAME, layout.CURVE_FILE], [])
     + rf"|{re.escape(layout.EVENTS)}.*)",
-    "choices": _names(
+    layout.CHOICES: _names(
         [layout.PLAN_FILE, layout.CHOICE_FILE],
         [layout.DIVERGED, layout.SCORES, layout.POINTS],
     ),
@@ -247,7 +247,7 @@ def _mark(made: Plan) -> None:
     try:
         outputs.mark_forgotten(made.private)
     except validation.InputError:
-        spare = [p for p in made.delete if {_LOGS, layout.ROWS} & {*p.parts}]
+        spare = [p for p in made.delete if {layout.LOGS, layout.ROWS} & {*p.parts}]
         for path in spare:
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -65,7 +65,12 @@ _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
 # State of an unfinished pretraining, and of a pass that is not merged.
 _LEFT = re.compile(r"\.(.+)\.(?:state|shards)")
 # Folders of a workdir that contain stages, besides itself.
-_FOLDERS = ("release", "private", "points", "private/choices/*/points")
+_FOLDERS = (
+    "release",
+    "private",
+    "points",
+    f"private/{layout.CHOICES}/*/{layout.POINTS}",
+)
 # Seconds without a log line after which a remote process counts as gone, or the time
 # of three shards.
 _SILENT = 60.0
@@ -284,7 +289,7 @@ def _add_runs(
                 _add_ledger(stage, path)
     for stage in found.values():
         points = point_log.read_points(
-            private / progress.LOGS / stage.name / point_log.FILE_NAME
+            private / layout.LOGS / stage.name / point_log.FILE_NAME
         )
         if points and "shard" not in points[-1]:
             _add_point(stage, points[-1])

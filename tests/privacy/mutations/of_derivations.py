@@ -67,8 +67,8 @@ MUTATIONS = (
         "name": "private_choices_left_open",
         "kind": "release",
         "file": "tfdpsq/run/core/outputs.py",
-        "old": 'PRIVATE_FOLDERS = ("runs", "logs", "choices")',
-        "new": 'PRIVATE_FOLDERS = ("runs", "logs")',
+        "old": "PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS, layout.CHOICES)",
+        "new": "PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS)",
         "tests": (
             "tests/run/test_releases.py::"
             "test_a_private_directory_is_closed_and_so_is_what_was_left_open",

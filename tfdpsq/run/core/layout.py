@@ -25,6 +25,8 @@ AUDIT_FILE = "audit.json"
 # tokenised pairs of a training that is killed.
 RUN_FILE = "run.json"
 RUNS = "runs"
+LOGS = "logs"  # of all stages, a folder each
+CHOICES = "choices"  # of `choose`, a folder each
 ROWS = "rows"
 # Of a log, besides `point_log.FILE_NAME`, by any stage or by a process of a pass.
 CURVE_FILE = "curve.json"

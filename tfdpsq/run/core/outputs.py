@@ -33,7 +33,7 @@ PRIVATE_FILES = (
     "seconds.json",
     "peak_memory.json",
 )
-PRIVATE_FOLDERS = ("runs", "logs", "choices")
+PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS, layout.CHOICES)
 
 
 # -- Private directories ----------------------------------------------------------

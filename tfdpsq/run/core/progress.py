@@ -28,7 +28,6 @@ import tqdm
 from tfdpsq.data import files
 from tfdpsq.run.core import layout, point_log, releases
 
-LOGS = "logs"
 PERCENTILES = (50, 90, 99)
 # About two hundred points draw a smooth curve.
 _POINTS = 200
@@ -46,7 +45,7 @@ def log_directory(
     `private` is the stage's own private directory; by default that of its workdir.
     """
     private = releases.private_directory(directory, str(private))
-    return private / LOGS / directory.name
+    return private / layout.LOGS / directory.name
 
 
 class Progress:

@@ -38,7 +38,6 @@ PRIVATE = certificate_files.PRIVATE
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
 # Of the private directory: the points of `choose`, all of which the ε counts, and logs.
-_CHOICES, _LOGS = "choices", "logs"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
@@ -133,8 +132,8 @@ def _require_apart(place: pathlib.Path, private: pathlib.Path) -> None:
     """
     real = map(os.path.realpath, (place, private))
     below = pathlib.Path(os.path.relpath(*real)).parts
-    inside = below[:1] in ((layout.RUNS,), (_LOGS,))
-    if inside or (below[:1] == (_CHOICES,) and len(below) < 3):
+    inside = below[:1] in ((layout.RUNS,), (layout.LOGS,))
+    if inside or (below[:1] == (layout.CHOICES,) and len(below) < 3):
         raise validation.InputError(
             f"{place} is where {below[0]} of {private} are kept. Use another --workdir."
         )
@@ -364,7 +363,7 @@ def marked(folder: pathlib.Path) -> str | None:
         for name in _STATING
     )
     known = [each for each in found if each in GUARANTEES]
-    if known and folder.parent.match(f"{_CHOICES}/*/{layout.POINTS}"):
+    if known and folder.parent.match(f"{layout.CHOICES}/*/{layout.POINTS}"):
         known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
 

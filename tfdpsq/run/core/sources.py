@@ -49,7 +49,6 @@ from tfdpsq.run.core import (
     layout,
     outputs,
     point_log,
-    progress,
     releases,
     workdir,
 )
@@ -186,7 +185,7 @@ def _why_private(place: pathlib.Path) -> str | None:
     of_log = (point_log.FILE_NAME, layout.CURVE_FILE)
     if name in (LEDGER, READS) or name.startswith(layout.EVENTS):
         return "is a record of a private training run"
-    if name in of_log and folder.parent.name == progress.LOGS:
+    if name in of_log and folder.parent.name == layout.LOGS:
         return "is a log of training, with losses on private queries"
     for above in (place, *place.parents):
         names = (*outputs.PRIVATE_FILES, layout.FORGOTTEN)

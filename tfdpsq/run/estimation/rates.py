@@ -31,7 +31,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
 )
 from tfdpsq.layers import T5Config
-from tfdpsq.run.core import point_log, progress, sources
+from tfdpsq.run.core import layout, point_log, sources
 from tfdpsq.run.estimation.costs import Rates
 from tfdpsq.run.estimation.step import in_turns
 from tfdpsq.run.training import plain_training, training_settings
@@ -210,7 +210,7 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     private = workdir if workdir.name == "private" else workdir / "private"
-    paths = sorted((private / progress.LOGS).glob(f"*/{point_log.FILE_NAME}"))
+    paths = sorted((private / layout.LOGS).glob(f"*/{point_log.FILE_NAME}"))
     for path in paths:
         for point in point_log.read_points(path):  # the last one counts
             for field, prefixes, rate in _LOGGED:
@@ -220,7 +220,7 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
         found["step"] = 0.0
     if not found:
         raise validation.InputError(
-            f"{private / progress.LOGS} has no log with a rate. Give the workdir of a "
+            f"{private / layout.LOGS} has no log with a rate. Give the workdir of a "
             "job that ran without strict mode, which keeps none."
         )
     return found

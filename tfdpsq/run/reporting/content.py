@@ -93,7 +93,7 @@ def gather(
         "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command,
         "rows": found,
-        "curves": _curves(private / "logs"),
+        "curves": _curves(private / layout.LOGS),
         "epsilon_curves": {
             run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()

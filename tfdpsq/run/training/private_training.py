@@ -26,7 +26,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.run.core import layout, outputs, records, sources, workdir
-from tfdpsq.run.core.progress import LOGS, Progress
+from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes, training_settings
 
@@ -431,7 +431,7 @@ def progress_of(
     `tokens` are those of one example, query and document.
     """
     return Progress(
-        run_dir.parents[1] / LOGS / run_dir.name,
+        run_dir.parents[1] / layout.LOGS / run_dir.name,
         steps,
         measured=not strict,
         examples=batch_size,
