@@ -3,7 +3,8 @@
     python tests/benchmarks/public_text.py --out DIR
 
 Manuals of Debian packages and descriptions of two PyPI wheels, all under licences that
-allow changed copies (`SOURCES` names them), and the descriptions of Debian's packages.
+allow changed copies (see `MANUALS` and `WHEELS`), and the descriptions of Debian's
+packages.
 A section is a document: its heading, then its paragraphs; code and tables are left out,
 and so is a section that was there before, and any sentence that is a query of the
 embedded benchmark. Needs Debian's and PyPI's registries, `apt-get` and `dpkg-deb`;
