@@ -18,7 +18,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdpsq.privacy import make_certificate, make_plan, verify_certificate
+from tfdpsq.privacy import accounting, make_certificate, make_plan, verify_certificate
 from tfdpsq.privacy.accounting import epsilon_of
 from tfdpsq.privacy.calibration import calibrate_noise_multiplier
 from tfdpsq.privacy.spec import PrivacySpec
@@ -118,6 +118,25 @@ def test_a_delta_below_the_rounding_errors_of_pld_is_refused(delta):
     assert calibrate_noise_multiplier(*batches, "rdp") < 1
     with pytest.raises(InputError, match="delta is 1e-(16|20), too small .*'rdp'"):
         calibrate_noise_multiplier(*batches, "pld")
+
+
+def test_a_delta_that_only_many_steps_round_away_is_refused():
+    """Verified, ε by PLD was 2.018 here, where it had to be 2."""
+    many = (2.0, 1e-13, 1000 / 500000, 30000)
+    assert calibrate_noise_multiplier(*many, "rdp") < 3
+    with pytest.raises(InputError, match="delta is 1e-13, too small .*'rdp'"):
+        calibrate_noise_multiplier(*many, "pld")
+    delta = 1.5 * accounting.LEAST_DELTA_IN_ROUNDING * accounting.pld_rounding(30000)
+    sigma = calibrate_noise_multiplier(2.0, delta, *many[2:], "pld")
+    assert sigma < calibrate_noise_multiplier(2.0, delta, *many[2:], "rdp")
+
+
+def test_a_plan_whose_certificate_would_not_verify_is_refused():
+    spec = PrivacySpec(
+        epsilon=250.0, clip_norm=1.0, num_units=1000, batch_size=10, steps=100
+    )
+    with pytest.raises(InputError, match="epsilon is 250, which by RDP is 8"):
+        make_plan(spec)
 
 
 def test_no_steps_are_too_few_to_be_planned_for():

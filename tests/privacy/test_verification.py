@@ -284,6 +284,19 @@ def test_a_higher_epsilon_is_taken_from_an_older_accountant_only():
     assert "the file was made with 0.4.0" in problem
 
 
+def test_rounding_of_another_machine_is_taken_and_no_more():
+    """Of 20,000 steps PLD's rounding is 2e-5 of a δ of 1e-6."""
+    spec = PrivacySpec(
+        epsilon=4.0, clip_norm=1.0, num_units=500_000, batch_size=500, steps=20_000
+    )
+    words = {"description": "x", "sensitivity_argument": "y", "training": {}}
+    true = make_certificate(make_plan(spec), 20_000, **words, fingerprints={})
+    for share, verifies in ((1 - 1e-5, True), (1 - 1e-4, False), (1 + 1e-4, False)):
+        names = ("guarantee.epsilon", "accounting.epsilon_pld")
+        edited = _edited(true, *((name, _times(share)) for name in names))
+        assert (verify_certificate(_sealed(edited)).problems == ()) is verifies
+
+
 def test_the_plan_can_be_told_from_the_certificate():
     for kind in _KINDS:
         assert plan_of(_certificate(kind, 10)) == (_plan(kind), 10)

@@ -83,6 +83,14 @@ ACCOUNTANTS = ("pld", "rdp")
 _FIRST = ("first_pld", "first_rdp")
 _FIRST_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
 _FIRST_INTERVAL = 10  # times `pld_interval`
+# What a release adds at most to the rounding errors of PLD in δ. dp-accounting takes
+# the T-th power of a Fourier transform in 64-bit floats, and the errors grow as T does:
+# beside 80-bit floats by at most 3.6e-16 T of 28 that were measured (σ from 0.4 to 50,
+# q from 1e-4 to 1, T from 100 to a million).
+_ROUNDING = 1e-15
+# At a δ below so many times these errors PLD tells nothing: ε would differ by more than
+# some thousandth from one machine to another.
+LEAST_DELTA_IN_ROUNDING = 100
 
 
 def training_event(
@@ -129,6 +137,17 @@ def pld_interval(noise_multiplier: float) -> float:
     return 1e-4 * min(10.0, max(1.0, noise_multiplier**-2))
 
 
+def pld_rounding(releases: int) -> float:
+    """A bound on the rounding errors of PLD, in δ.
+
+    They can have either sign, so ε may be understated by PLD where δ is of their size.
+
+    Args:
+      releases: how many are composed.
+    """
+    return _ROUNDING * releases
+
+
 def epsilon_of(
     noise_multiplier: float,
     sampling_probability: float,
@@ -160,7 +179,8 @@ def composed_epsilon(
 ) -> float:
     """ε at `delta` of several runs on the same units, *without* truncation's cost.
 
-    Infinity where the accountant cannot tell, which promises nothing.
+    Infinity where the accountant cannot tell, which promises nothing. By PLD, what its
+    sums may be rounded down by is taken off δ: see `pld_rounding`.
 
     Args:
       events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
@@ -175,6 +195,11 @@ def composed_epsilon(
     events = tuple(event for event in events if event[2])
     if not events:
         return 0.0
+    if accountant in ("pld", "first_pld"):
+        rounding = pld_rounding(sum(event[2] for event in events))
+        if delta < LEAST_DELTA_IN_ROUNDING * rounding:
+            return math.inf
+        delta -= rounding
     try:
         return float(_accountant(events, accountant).get_epsilon(delta))
     except ValueError:

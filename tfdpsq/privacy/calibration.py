@@ -19,9 +19,10 @@ _EPSILON_TOLERANCE = 3e-3
 _EPSILON_MARGIN = 1e-6
 _SIGMA_DIGITS = 6
 _MAX_NOISE_MULTIPLIER = 1e6
-# PLD leaves out tails, which it adds to δ: of a δ of their size nothing is left, and
-# its ε falls for absurd noise only. Without that it needs less noise than RDP does; it
-# is asked where δ is small, and may need a little more.
+# PLD leaves out tails, which it adds to δ, as it does its rounding errors: of a δ of
+# their size nothing is left, and its ε falls for absurd noise only. Without that it
+# needs less noise than RDP does; it is asked where δ is small, and may need a little
+# more.
 _SMALL_DELTA = 1e-10
 _NOISE_OF_RDP = 1.1
 
@@ -59,7 +60,9 @@ def calibrate_noise_multiplier(
     first = spent_by("first_rdp")
     sigma = _bisect(lambda s: first(s) <= epsilon, 0.05, 1.0, 0.05)
     if accountant == "pld":
-        if delta < _SMALL_DELTA and spent_by("pld")(_NOISE_OF_RDP * sigma) > epsilon:
+        least = accounting.LEAST_DELTA_IN_ROUNDING * accounting.pld_rounding(steps)
+        small = max(least, _SMALL_DELTA)
+        if delta < small and spent_by("pld")(_NOISE_OF_RDP * sigma) > epsilon:
             raise validation.InputError(
                 f"delta is {delta:.3g}, too small for accountant 'pld': its rounding "
                 "errors alone reach it, and noise would drown what is learnt. Set "

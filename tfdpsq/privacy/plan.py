@@ -302,14 +302,16 @@ class PrivacyPlan:
 # Of more, accounting takes minutes, and `verify` takes no certificate: see
 # `proof.verification`.
 MOST_EPSILON = 300.0
+# By RDP. Such an ε promises nothing, and PLD of many such releases takes gigabytes.
+LARGEST_EPSILON = 500.0
 
 
 def make_plan(spec: PrivacySpec) -> PrivacyPlan:
     """Calibrates the noise so that all of `spec.steps` stay within (ε, δ).
 
     Raises:
-      InputError: no noise reaches the target, which may be MOST_EPSILON at most, or
-        truncation alone uses up δ.
+      InputError: no noise reaches the target, which may be MOST_EPSILON at most, and
+        LARGEST_EPSILON by RDP; or truncation alone uses up δ.
     """
     if spec.private and spec.epsilon > MOST_EPSILON:
         raise validation.InputError(
@@ -334,6 +336,14 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
         spec.accountant,
     )
     plan = dataclasses.replace(plan, noise_multiplier=sigma)
+    by_rdp = plan.epsilon(spec.steps, "rdp")
+    if not by_rdp <= LARGEST_EPSILON:
+        raise validation.InputError(
+            f"epsilon is {spec.epsilon:g}, which by RDP is {by_rdp:.3g}; it may be "
+            f"{LARGEST_EPSILON:g} at most by that, as more protects nothing and its "
+            "certificate could not be verified. Lower it, or use math.inf to train "
+            "without privacy."
+        )
     spent = plan.epsilon(spec.steps)
     if spent > spec.epsilon:  # a guarantee that is not true must never leave here
         raise AssertionError(f"calibrated to {spent} > {spec.epsilon}: {spec}")

@@ -104,10 +104,46 @@ MUTATIONS = (
         "why": "a truncated batch depends on all others of the batch",
     },
     {
+        "name": "rounding_of_pld_left_in_delta",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "        delta -= rounding\n",
+        "new": "",
+        "tests": (
+            _TESTS + "test_accounting.py::"
+            "test_rounding_never_makes_epsilon_by_pld_too_small",
+        ),
+        "why": "epsilon is what the rounding errors of a Fourier transform left of it",
+    },
+    {
+        "name": "pld_at_a_delta_of_its_rounding",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "LEAST_DELTA_IN_ROUNDING = 100\n",
+        "new": "LEAST_DELTA_IN_ROUNDING = 1e-3\n",
+        "tests": (
+            _TESTS + "test_accounting.py::"
+            "test_rounding_never_makes_epsilon_by_pld_too_small",
+        ),
+        "why": "epsilon is what the rounding errors of a Fourier transform left of it",
+    },
+    {
+        "name": "plans_whose_certificates_do_not_verify",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "    if not by_rdp <= LARGEST_EPSILON:\n",
+        "new": "    if False:\n",
+        "tests": (
+            _TESTS + "test_calibration.py::"
+            "test_a_plan_whose_certificate_would_not_verify_is_refused",
+        ),
+        "why": "a budget is paid for a certificate that nobody accepts",
+    },
+    {
         "name": "delta_below_the_errors_of_the_accountant",
         "kind": "composition",
         "file": "tfdpsq/privacy/calibration.py",
-        "old": "if delta < _SMALL_DELTA and spent_by",
+        "old": "if delta < small and spent_by",
         "new": "if delta < 1e-18 and spent_by",
         "tests": (
             _TESTS + "test_calibration.py::"

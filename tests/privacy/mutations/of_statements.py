@@ -91,7 +91,7 @@ MUTATIONS = (
         "name": "verify_takes_higher_epsilons_of_this_accountant",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",
-        "old": "more = _EPSILON_TOLERANCE if same else _OTHER_VERSION_TOLERANCE",
+        "old": "more = tolerance if same else _OTHER_VERSION_TOLERANCE",
         "new": "more = _OTHER_VERSION_TOLERANCE",
         "tests": (
             "tests/privacy/test_verification.py::"
@@ -103,7 +103,7 @@ MUTATIONS = (
         "name": "verify_takes_lower_epsilons_of_another_accountant",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",
-        "old": "least = expected * (1 - _EPSILON_TOLERANCE)",
+        "old": "least = expected * (1 - tolerance)",
         "new": "least = expected * (1 - more)",
         "tests": (
             "tests/privacy/test_verification.py::"

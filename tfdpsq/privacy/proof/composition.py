@@ -52,7 +52,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan
 from tfdpsq.privacy.proof.certificate import adjacency_of
 from tfdpsq.privacy.proof.selection import epsilon_of_runs
 
@@ -60,8 +60,6 @@ from tfdpsq.privacy.proof.selection import epsilon_of_runs
 TIME, USER = DISJOINT = ("time", "user")
 # Beyond this many private choices, the combinations of roles would take minutes.
 _MOST_CHOICES = 6
-# By RDP. Such an ε promises nothing, and PLD would take gigabytes to say so.
-LARGEST_EPSILON = 500.0
 # Beyond this many sets of logs that can share a unit, all releases are composed.
 _MOST_GROUPS = 1024
 _Run = tuple[PrivacyPlan, int]
@@ -240,8 +238,8 @@ def _together(parts: Sequence[Release], delta: float | None) -> tuple[Any, ...]:
     pld = _epsilon(parts, delta, "pld")
     if not math.isfinite(pld):
         raise validation.InputError(
-            f"delta is {delta!r}, which truncating the batches of these releases uses "
-            "up. Compute epsilon at a larger delta."
+            f"delta is {delta!r}, which truncating the batches of these releases, and "
+            "rounding, use up. Compute epsilon at a larger delta."
         )
     runs = len({key for part in parts for key in part.runs})
     return delta, pld, rdp, *_summed(parts), runs

@@ -15,11 +15,13 @@ certificate and what both cost together (see `continuation`).
 | a number or sentence that follows from    | comparison, even where the digest   |
 | others, or that others follow from        | was recomputed                      |
 | description, sensitivity argument,        | the digest only; their content is   |
-| training, fingerprints, private reads;    | the maker's word                    |
-| of a selection the score, the runs'       |                                     |
-| settings and, with all that follows from  |                                     |
-| it, `selection.epsilon_of_choice`, which  |                                     |
-| no ledger holds; how logs are disjoint    |                                     |
+| training, fingerprints, private reads,    | the maker's word                    |
+| the ledger's head, the library's version; |                                     |
+| of a selection the score, its draw, the   |                                     |
+| runs' settings and, with all that follows |                                     |
+| from it, `selection.epsilon_of_choice`,   |                                     |
+| which no ledger holds; how logs are       |                                     |
+| disjoint                                  |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
 The last row is what no file can prove about itself. A digest is not a signature: a
@@ -37,7 +39,7 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
-from tfdpsq.privacy.plan import PrivacyPlan, max_batch_size_of
+from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan, max_batch_size_of
 from tfdpsq.privacy.proof import certificate_randomness, certificate_words
 from tfdpsq.privacy.proof.certificate import (
     computed,
@@ -53,7 +55,6 @@ from tfdpsq.privacy.proof.certified import (
     require_one_kind,
     selection_of,
 )
-from tfdpsq.privacy.proof.composition import LARGEST_EPSILON
 from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
 from tfdpsq.privacy.proof.selection import Selection, computed_selection
@@ -145,6 +146,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         expected = certificate_randomness.as_stated(expected, stated)
     expected = certificate_words.as_stated(expected, stated)
     version = entry_at(certificate, "accounting.library_version")
+    tolerance = _EPSILON_TOLERANCE + _rounding_share(expected)
     for path in sorted(expected.keys() | stated.keys()):
         if any(f"{path}.".startswith(f"{word}.") for word in (*_STATED, _PARENT)):
             continue
@@ -152,7 +154,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
             problems.append(f"{path} is there, but belongs to no certificate.")
         elif path not in stated:
             problems.append(f"{path} is missing; it must be {expected[path]!r}.")
-        elif not _agree(path, stated[path], expected[path], version):
+        elif not _agree(path, stated[path], expected[path], version, tolerance):
             problems.append(
                 f"{path} is {validation.shown(stated[path])}, but what was run gives "
                 f"{expected[path]!r}{_versions(path, version)}."
@@ -335,14 +337,31 @@ def _plan_problems(plan: PrivacyPlan) -> list[str]:
     return problems
 
 
-def _agree(path: str, stated: Any, expected: Any, version: Any) -> bool:
-    """Returns whether a value in the file is the recomputed one, up to rounding."""
+def _rounding_share(expected: Mapping[str, Any]) -> float:
+    """By which share ε may differ between machines, as PLD rounds otherwise there.
+
+    By as much as δ at most.
+    """
+    delta = expected.get("guarantee.delta")
+    if not delta:  # without privacy
+        return 0.0
+    rounding = accounting.pld_rounding(expected["accounting.releases_counted"]) / delta
+    return min(rounding, 1 / accounting.LEAST_DELTA_IN_ROUNDING)
+
+
+def _agree(
+    path: str, stated: Any, expected: Any, version: Any, tolerance: float
+) -> bool:
+    """Returns whether a value in the file is the recomputed one, up to rounding.
+
+    `tolerance` is that of ε by the same accountant.
+    """
     if path in _EPSILONS:
         stated, expected = _number(stated), _number(expected)
         # A higher ε is still true, and what a coarser accountant gave.
         same = version == library_version()
-        more = _EPSILON_TOLERANCE if same else _OTHER_VERSION_TOLERANCE
-        least = expected * (1 - _EPSILON_TOLERANCE)
+        more = tolerance if same else _OTHER_VERSION_TOLERANCE
+        least = expected * (1 - tolerance)
         return stated == expected or least <= stated <= expected * (1 + more)
     if isinstance(expected, bool) or not isinstance(expected, (int, float)):
         return type(stated) is type(expected) and stated == expected
