@@ -46,7 +46,8 @@ class PrivacySpec:
         or "user", who owns any number of rows.
       sampler: how logical batches are drawn, "poisson" or "shuffled"; accounting
         follows it.
-      accountant: "pld" or "rdp", the one that calibrates the noise.
+      accountant: "pld" or "rdp", the one that calibrates the noise; "pld" needs a δ
+        of at least 1e-13 times the steps.
       max_batch_size: static number M of units in a logical batch; a larger draw
         is truncated. `None` chooses the smallest M whose cost in δ is
         negligible (see `accounting.truncation_delta`).
