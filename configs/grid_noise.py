@@ -2,7 +2,7 @@
 
     python -m tfdpsq.run.grid --config=configs/grid_noise.py --workdir=DIR
 
-Duration: 27 points of one to five minutes on two cores.
+Duration: 33 points of one to five minutes on two cores.
 Result: tests/benchmarks/README.md, "Noise that cancels".
 """
 
@@ -24,7 +24,7 @@ PER_LAYER = {"clip_per_layer": True}
 
 
 def get_config():
-    """Returns nine ways to spend ε = 8 on the decoder, three seeds of each."""
+    """Returns eleven ways to spend ε = 8 on the decoder, three seeds of each."""
     grid = pathlib.Path(__file__).with_name("grid.py")
     config = runpy.run_path(str(grid))["get_config"]()
     config.finetune.accountant = "pld"
@@ -32,6 +32,13 @@ def get_config():
     config.variants = {
         "poisson_48": {**DECODER, "steps": 48},
         "poisson_48_per_layer": {**DECODER, **PER_LAYER, "steps": 48},
+        "poisson_40_per_layer": {**DECODER, **PER_LAYER, "steps": 40},
+        "poisson_36_per_layer": {
+            **DECODER,
+            **PER_LAYER,
+            "steps": 36,
+            "learning_rate": 2.3e-3,
+        },
         "poisson_96": {**DECODER, "steps": 96},
         "one_epoch": {**CANCELLING, "steps": 34},
         "two_epochs": {**CANCELLING, "steps": 68},
