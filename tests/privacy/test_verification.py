@@ -295,6 +295,13 @@ def test_rounding_of_another_machine_is_taken_and_no_more():
         names = ("guarantee.epsilon", "accounting.epsilon_pld")
         edited = _edited(true, *((name, _times(share)) for name in names))
         assert (verify_certificate(_sealed(edited)).problems == ()) is verifies
+    # RDP has no such rounding.
+    edited = _edited(true, ("accounting.epsilon_rdp", _times(1 - 1e-5)))
+    assert verify_certificate(_sealed(edited)).problems
+    by_rdp = make_plan(dataclasses.replace(spec, accountant="rdp"))
+    true = make_certificate(by_rdp, 20_000, **words, fingerprints={})
+    edited = _edited(true, ("guarantee.epsilon", _times(1 - 1e-5)))
+    assert verify_certificate(_sealed(edited)).problems
 
 
 def test_the_plan_can_be_told_from_the_certificate():

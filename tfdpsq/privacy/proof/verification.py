@@ -146,7 +146,6 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         expected = certificate_randomness.as_stated(expected, stated)
     expected = certificate_words.as_stated(expected, stated)
     version = entry_at(certificate, "accounting.library_version")
-    tolerance = _EPSILON_TOLERANCE + _rounding_share(expected)
     for path in sorted(expected.keys() | stated.keys()):
         if any(f"{path}.".startswith(f"{word}.") for word in (*_STATED, _PARENT)):
             continue
@@ -154,7 +153,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
             problems.append(f"{path} is there, but belongs to no certificate.")
         elif path not in stated:
             problems.append(f"{path} is missing; it must be {expected[path]!r}.")
-        elif not _agree(path, stated[path], expected[path], version, tolerance):
+        elif not _agree(path, stated[path], expected, version):
             problems.append(
                 f"{path} is {validation.shown(stated[path])}, but what was run gives "
                 f"{expected[path]!r}{_versions(path, version)}."
@@ -337,27 +336,28 @@ def _plan_problems(plan: PrivacyPlan) -> list[str]:
     return problems
 
 
-def _rounding_share(expected: Mapping[str, Any]) -> float:
-    """By which share ε may differ between machines, as PLD rounds otherwise there.
+def _tolerance(path: str, recomputed: Mapping[str, Any]) -> float:
+    """Returns the share by which an ε may differ from one machine to another.
 
-    By as much as δ at most.
+    PLD's rounding does, by a share of δ, and ε by no larger one.
     """
-    delta = expected.get("guarantee.delta")
-    if not delta:  # without privacy
-        return 0.0
-    rounding = accounting.pld_rounding(expected["accounting.releases_counted"]) / delta
-    return min(rounding, 1 / accounting.LEAST_DELTA_IN_ROUNDING)
+    delta, accountant = (
+        recomputed.get(name) for name in ("guarantee.delta", "accounting.accountant")
+    )
+    by_rdp = path == "accounting.epsilon_rdp" or accountant == "rdp"
+    if not delta or by_rdp:
+        return _EPSILON_TOLERANCE
+    rounding = accounting.pld_rounding(recomputed["accounting.releases_counted"])
+    most = 1 / accounting.LEAST_DELTA_IN_ROUNDING
+    return _EPSILON_TOLERANCE + min(rounding / delta, most)
 
 
-def _agree(
-    path: str, stated: Any, expected: Any, version: Any, tolerance: float
-) -> bool:
-    """Returns whether a value in the file is the recomputed one, up to rounding.
-
-    `tolerance` is that of ε by the same accountant.
-    """
+def _agree(path: str, stated: Any, recomputed: Mapping[str, Any], version: Any) -> bool:
+    """Returns whether a value in the file is the recomputed one, up to rounding."""
+    expected = recomputed[path]
     if path in _EPSILONS:
         stated, expected = _number(stated), _number(expected)
+        tolerance = _tolerance(path, recomputed)
         # A higher ε is still true, and what a coarser accountant gave.
         same = version == library_version()
         more = tolerance if same else _OTHER_VERSION_TOLERANCE
