@@ -4,10 +4,9 @@
 
 Manuals of Debian packages and descriptions of two PyPI wheels, all under licences that
 allow changed copies (see `MANUALS` and `WHEELS`), and the descriptions of Debian's
-packages.
-A section is a document: its heading, then its paragraphs; code and tables are left out,
-and so is a section that was there before, and any sentence that is a query of the
-embedded benchmark. Needs Debian's and PyPI's registries, `apt-get` and `dpkg-deb`;
+packages. A section is a document: its heading, then its paragraphs; code and tables are
+left out, and so is a section that was there before, and any sentence that is a query of
+the embedded benchmark. Needs Debian's and PyPI's registries, `apt-get` and `dpkg-deb`;
 downloads are kept under DIR. Writes DIR/text.jsonl, for
 `tfdpsq pretrain --config.texts=DIR/text.jsonl`, and prints one JSON line.
 """
@@ -269,9 +268,9 @@ def write(out: pathlib.Path, benchmark: BeirDirectory) -> dict:
                 seen.add(key)
                 # The heading is a line of the text: then it may be a pseudo-query.
                 text = queries.without(f"{title}\n\n{body}").strip()
-                size += len(text.encode())
-                if size > MOST_BYTES:
+                if size + len(text.encode()) > MOST_BYTES:
                     break
+                size += len(text.encode())
                 line = {"_id": f"{name}-{documents}", "text": text}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
                 documents += 1

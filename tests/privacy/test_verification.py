@@ -285,7 +285,7 @@ def test_a_higher_epsilon_is_taken_from_an_older_accountant_only():
 
 
 def test_rounding_of_another_machine_is_taken_and_no_more():
-    """Of 20,000 steps PLD's rounding is 2e-5 of a δ of 1e-6."""
+    """PLD's rounding of 20,000 steps is 2e-5 of a δ of 1e-6."""
     spec = PrivacySpec(
         epsilon=4.0, clip_norm=1.0, num_units=500_000, batch_size=500, steps=20_000
     )
