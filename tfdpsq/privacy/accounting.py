@@ -85,8 +85,8 @@ _FIRST_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 819
 _FIRST_INTERVAL = 10  # times `pld_interval`
 # What a release adds at most to the rounding errors of PLD in δ. dp-accounting takes
 # the T-th power of a Fourier transform in 64-bit floats, and the errors grow as T does:
-# beside 80-bit floats by at most 3.6e-16 T in 30 cases that were measured (σ from 0.4 to
-# 50, q from 1e-4 to 1, T from 100 to a million).
+# beside 80-bit floats by at most 3.6e-16 T in 30 measured cases (σ from 0.4 to 50,
+# q from 1e-4 to 1, T from 100 to a million).
 _ROUNDING = 1e-15
 # At a δ below so many times these errors PLD tells nothing: ε would differ by more than
 # some thousandth from one machine to another.
