@@ -29,7 +29,7 @@ def get_config():
     """Returns the settings; all others keep the default of their stage."""
     config = pipeline.default_config()
     config.data = "pydocs"
-    config.init = "t5_tiny_pydocs"  # the public T5 that comes with the package
+    config.init = "t5_tiny_manuals"  # the public T5 that comes with the package
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
 

@@ -35,22 +35,35 @@ from tfdpsq.data.recurrence import Sentences
 MANUALS = {
     "apache2-doc": ("Apache-2.0", r"manual/en/.*\.html$"),
     "cmake-doc": ("BSD-3-Clause", r"/html/(?!_sources).*\.html$"),
+    "debian-handbook": ("GPL-2.0-or-later", r"en-US/.*\.html$"),
+    "derby-doc": ("Apache-2.0", r"\.html$"),
     "erlang-doc": ("Apache-2.0", r"\.html$"),
+    "ghc-doc": ("BSD-3-Clause", r"\.html$"),
+    "groovy-doc": ("Apache-2.0", r"\.html$"),
+    "libapache-poi-java-doc": ("Apache-2.0", r"\.html$"),
     "libboost1.81-doc": ("BSL-1.0", r"\.html$"),
     "libreoffice-help-en-us": ("MPL-2.0", r"\.html$"),
+    "linux-doc-6.1": ("GPL-2.0", r"\.html$"),
     "llvm-15-doc": ("Apache-2.0", r"/html/(?!_sources).*\.html$"),
     "nodejs-doc": ("MIT", r"\.html$"),
+    "opencv-doc": ("Apache-2.0", r"\.html$"),
+    "openjdk-17-doc": (
+        "GPL-2.0 with Classpath-exception",
+        r"/api/(?!.*(index-files|class-use|package-tree|overview|legal)).*\.html$",
+    ),
     "perl-doc": ("Artistic-1.0 or GPL-1.0-or-later", r"\.pod$"),
     "postgresql-doc-15": ("PostgreSQL", r"\.html$"),
     "python-django-doc": ("BSD-3-Clause", r"/html/(?!_sources|_modules).*\.html$"),
     "python-sqlalchemy-doc": ("MIT", r"/html/(?!_sources|_modules).*\.html$"),
     "python3.11-doc": ("PSF-2.0", r"/html/(?!_sources).*\.html$"),
+    "racket-doc": ("MIT or Apache-2.0", r"\.html$"),
     "rust-doc": (
         "MIT or Apache-2.0",
         r"/html/(book|reference|nomicon|cargo|rustc|edition-guide|rust-by-example|"
         r"error_codes|unstable-book|rustdoc|embedded-book|std|core|alloc)/"
         r"(?!.*(/index|src/|all\.html)).*\.html$",
     ),
+    "scala-doc": ("Apache-2.0", r"\.html$"),
     "sqlite3-doc": ("public domain", r"\.html$"),
     "zsh-doc": ("MIT-like", r"\.html$"),
 }

@@ -8,10 +8,11 @@ DIR/quickstart.json holds the line, DIR/quickstart.svg its plot; `results/` here
 those of the figures in README.md.
 
 A row "+ bm25" is the row before it, fused with BM25 by the job's weight, and compared
-with public-only fused. A query's value is the mean of its NDCG@10 over seeds, and each
-pair of rows is compared by the paired bootstrap over queries; `by_seed` shows the
-variation from training. `share_of_original` is synthetic over original. `seconds` are
-the jobs' own stages.
+with public-only fused; one "reranked_…" with BM25 reranked by the public T5. A query's
+value is the mean of its NDCG@10 over seeds, and each pair of rows is compared by the
+paired bootstrap over queries; `by_seed` shows the variation from training.
+`share_of_original` is synthetic over original; `share_of_gain` is what ε = 8 keeps of
+what reranking gains at ε = ∞. `seconds` are the jobs' own stages.
 """
 
 import argparse
@@ -26,10 +27,10 @@ from tfdpsq import evaluation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
-# Every row is compared with this one, a fused one with it fused; and these pairs
-# besides: (better, worse).
+# Rows are compared with this one (see `reference_of`); and these pairs besides:
+# (better, worse).
 REFERENCE = "public_only"
-BM25, FUSED = "bm25", " + bm25"
+BM25, FUSED, RERANKED = "bm25", " + bm25", "reranked_"
 LABELS = {
     "original": "original, no protection",
     "synthetic_inf": "synthetic, ε = ∞",
@@ -43,11 +44,15 @@ PAIRS = (
     ("synthetic_eps8", "untrained"),
     ("original", "synthetic_eps8"),
     ("direct_eps8 + bm25", "synthetic_eps8 + bm25"),
+    ("reranked_eps8", "bm25"),
+    ("reranked_inf", "bm25"),
 )
 
 
 def reference_of(name):
     """Returns the row that a row is compared with."""
+    if name.startswith(RERANKED):
+        return RERANKED + REFERENCE
     return REFERENCE + FUSED if name.endswith(FUSED) else REFERENCE
 
 
@@ -103,6 +108,8 @@ def summary(workdirs):
         if better in means and worse in means:
             name = f"{better} - {worse}"
             compared[name] = comparison(means, runs, better, worse)
+    rows = ("public_only", "eps8", "inf")
+    public, private, free = (means[RERANKED + row].mean() for row in rows)
     return {
         METRIC: {name: round(float(means[name].mean()), 4) for name in names},
         "by_seed": {
@@ -111,6 +118,7 @@ def summary(workdirs):
         "share_of_original": round(
             float(means["synthetic_eps8"].mean() / means["original"].mean()), 3
         ),
+        "share_of_gain": round(float((private - public) / (free - public)), 3),
         "compared": compared,
         "seconds": [
             round(
@@ -153,7 +161,7 @@ def draw(found, path):
     rows = [
         (name, found[METRIC][name], found["compared"][f"{name} - {REFERENCE}"])
         for name in sorted(found[METRIC], key=found[METRIC].get)
-        if name not in (REFERENCE, BM25) and not name.endswith(FUSED)
+        if reference_of(name) == REFERENCE and name not in (REFERENCE, BM25)
     ]
     figure, axes = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
     for place, (name, mean, over) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""The T5 that is shipped: does it do what its card says?"""
+"""The T5s that are shipped: do they do what their cards say?"""
 
 import json
 
@@ -12,16 +12,20 @@ from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.run import pretrain
 
-NAME = "t5_tiny_pydocs"
+OLD = "t5_tiny_pydocs"
+NAMES = ("t5_tiny_manuals", OLD)
 
 
-@pytest.fixture(scope="module")
-def directory():
-    return checkpoints.locate(NAME)
+@pytest.fixture(scope="module", params=NAMES)
+def directory(request):
+    return checkpoints.locate(request.param)
+
+
+def test_all_are_listed():
+    assert presets.names() == sorted(NAMES)
 
 
 def test_it_is_small_and_complete(directory):
-    assert presets.names() == [NAME]
     files = {path.name: path.stat().st_size for path in directory.iterdir()}
     assert {"config.json", "model.safetensors", "spiece.model", "README.md"} <= set(
         files
@@ -29,8 +33,9 @@ def test_it_is_small_and_complete(directory):
     assert sum(files.values()) <= 20 * 2**20
     # Public weights: a certificate here would say that private queries had a part.
     assert "certificate.json" not in files
-    record = json.loads((directory / "pretraining.json").read_text())
-    assert record["steps"][-1] == pretrain.default_config().steps
+    if directory.name == OLD:  # made by the stage's own settings
+        record = json.loads((directory / "pretraining.json").read_text())
+        assert record["steps"][-1] == pretrain.default_config().steps
 
 
 def test_its_encoder_did_not_collapse_and_its_decoder_reads_the_document(directory):
@@ -49,6 +54,8 @@ def test_its_encoder_did_not_collapse_and_its_decoder_reads_the_document(directo
     assert found["document_cosine"] < 0.5
     assert found["gap"] >= 0.5
     assert found["first"] > 0.2
+    if directory.name != OLD:  # the second generation has to be better
+        assert found["gap"] >= 1.4
 
 
 def test_it_knows_no_query_of_the_benchmark_by_its_vocabulary(directory):
@@ -71,7 +78,7 @@ def test_its_untrained_encoder_beats_random_weights(directory, tmp_path):
     from tfdpsq.run import train_retriever
 
     config = train_retriever.default_config()
-    config.init, config.steps, config.embedding_dim = NAME, 0, 192
+    config.init, config.steps, config.embedding_dim = directory.name, 0, 192
     config.document_length, config.query_length = 96, 24
     train_retriever.run(config, tmp_path / "untrained")
     model = retriever.load(tmp_path / "untrained" / "model")

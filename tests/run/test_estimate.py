@@ -203,7 +203,7 @@ def test_of_a_pipeline_its_own_t5_is_estimated():
     """The pipeline names its T5 at the top, not in the settings of `finetune`."""
     config = pipeline.default_config()
     stage = finetuning.stage_config(config, finetune.SETTINGS)
-    assert stage.init == config.init == "t5_tiny_pydocs"
+    assert stage.init == config.init == "t5_tiny_manuals"
     config.init = ""
     config.pretrain.t5.hidden_dim = 24
     stage = finetuning.stage_config(config, finetune.SETTINGS)

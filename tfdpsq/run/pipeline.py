@@ -74,7 +74,7 @@ _INF = 'Every epsilon must be above 0, as in "(inf, 8.0)"; inf trains without pr
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
-    "init": settings.Text("t5_tiny_pydocs"),
+    "init": settings.Text("t5_tiny_manuals"),
     "retriever_init": settings.Text(""),
     "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
     "direct_epsilons": settings.Several((8.0,), _EPSILON),

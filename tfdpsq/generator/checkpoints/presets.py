@@ -8,7 +8,7 @@ _FOLDER = pathlib.Path(__file__).parents[1] / "presets"
 
 
 def names() -> list[str]:
-    """Lists the names that load without a network, such as "t5_tiny_pydocs"."""
+    """Lists the names that load without a network, such as "t5_tiny_manuals"."""
     return sorted(path.parent.name for path in _FOLDER.glob("*/config.json"))
 
 
