@@ -1,11 +1,12 @@
 """BM25 reranked by generators: what private queries are worth, with and without ε.
 
     python tests/benchmarks/reranking.py --workdir DIR [--config quickstart] \
-        [--data DIR] [--seeds 0 1 2] [--epsilons 3 8 16] [--fit]
+        [--data DIR] [--seeds 0 1 2] [--epsilons 3 8 16] [--fit] [--finished]
 
 Runs a job of `configs/` without its retrievers, once per seed, into DIR/seed0 and so
 on: the public T5, generators of every ε, and BM25's best documents ordered by each.
-Other data than pydocs need `--pretrain_steps 500`. Finished seeds are not run again.
+Other data than pydocs need `--pretrain_steps 500`. Finished seeds are not run again;
+with `--finished` they are read as they are, those of `quickstart.py` too.
 
 Prints one JSON line: NDCG@10 on the test queries, by row and seed; differences of means
 over seeds, paired by query, with 95 % intervals; `share_of_gain`, how much of the
@@ -22,7 +23,7 @@ import pathlib
 import runpy
 
 import numpy as np
-from quickstart import METRIC, ROOT, comparison, values
+from quickstart import METRIC, RERANKED, ROOT, comparison, values
 
 from tfdpsq import evaluation
 from tfdpsq.evaluation.ranking.trec import ranked
@@ -44,7 +45,14 @@ def run(config, workdir):
 
 def summary(workdirs):
     """Returns the printed summary of finished jobs."""
-    runs = [values(workdir / "private" / "evaluation") for workdir in workdirs]
+    runs = [
+        {
+            name: found
+            for name, found in values(workdir / "private" / "evaluation").items()
+            if name == "bm25" or name.startswith(RERANKED)
+        }
+        for workdir in workdirs
+    ]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in runs[0]}
     gain = means[UNPROTECTED].mean() - means[PUBLIC].mean()
     protected = [n for n in means if n not in (PUBLIC, UNPROTECTED, "bm25")]
@@ -139,6 +147,7 @@ def main():
         "--epsilons", type=float, nargs="+", help="of generators; inf is added"
     )
     parser.add_argument("--fit", action="store_true", help="the weight, see above")
+    parser.add_argument("--finished", action="store_true", help="run nothing")
     options = parser.parse_args()
     config_file = ROOT / "configs" / f"{options.config}.py"
     get_config = runpy.run_path(str(config_file))["get_config"]
@@ -152,7 +161,8 @@ def main():
         if options.epsilons:
             config.epsilons = (math.inf, *options.epsilons)
         workdirs.append(options.workdir / f"seed{seed}")
-        run(config, workdirs[-1])
+        if not options.finished:
+            run(config, workdirs[-1])
     of = {"config": options.config, "data": pathlib.Path(options.data).name}
     found = {**summary(workdirs), "by_weight": by_weight(workdirs, config)}
     print(json.dumps({**of, "fit": options.fit, **found}))
