@@ -12,9 +12,9 @@ Duration: 73 minutes on two busy cores, and 13 before it to embed pydocs;
 Result: NDCG@10 of one run (tests/benchmarks/results/pydocs.json) that started from
 `t5_tiny_pydocs`, as quickstart did then, alone and fused with BM25 (.4434): the encoder
 .4188 and .5099; adapted to the private pairs at ε = 3 .4452 and .5204, at 8 .4541 and
-.5244, at 16 .4569 and .5265, without protection .4630 and .5316. That T5 as a retriever:
-public-only .2774 and .4633, direct DP at ε = 8 .2896 and .4677, original pairs .3051 and
-.4706.
+.5244, at 16 .4569 and .5265, without protection .4630 and .5316. That T5 itself as a
+retriever: public-only .2774 and .4633, direct DP at ε = 8 .2896 and .4677, original
+pairs .3051 and .4706.
 """
 
 import math
