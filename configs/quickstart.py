@@ -3,21 +3,20 @@
     python -m tfdpsq.run.pipeline --config=configs/quickstart.py \
         --workdir=/tmp/tfdpsq-quickstart
 
-Duration: 10 to 12 minutes on two cores without the comparison of texts and without
-reranking, which takes 2 to 3 minutes a row; 2.8 GiB.
-Result: NDCG@10 (tests/benchmarks/README.md): BM25 .4434, reranked by the public T5
-.4599, by the generator of ε = 8 .4704, of ε = ∞ .4778. Dense rows, means of three
-seeds, alone and fused with BM25: private pairs among public negatives at ε = 8 .2836
-and .4666, synthetic at ε = 8 .2782 and .4627, original pairs .2887 and .4661,
-public-only .2700 and .4632.
+Duration: 17 minutes on two cores, of which reranking takes four; 2.8 GiB.
+Result: NDCG@10 (tests/benchmarks/README.md), means of two runs: BM25 .4434, reranked by
+the public T5 .4759, by the generator of ε = 8 .4895, of ε = ∞ .4968. Dense rows, alone
+and fused with BM25: original pairs .3905 and .4855, synthetic at ε = 8 .3833 and .4823,
+private pairs among public negatives at ε = 8 .3821 and .4851, public-only .3633 and
+.4795.
 
 Data: the embedded pydocs corpus (docstrings; summaries are the private queries).
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-The trained weights and the generator's rate were chosen on public stand-ins (`grid`;
-the card of `t5_tiny_pydocs` has the points); the rest was set by hand after trials on
-pydocs, whose private queries only play that part.
+The trained weights and the generator's rate were chosen on public stand-ins (`grid`) for
+the first T5, whose card has the points (`t5_tiny_pydocs`); the rest was set by hand after
+trials on pydocs, whose private queries only play that part.
 """
 
 import math
