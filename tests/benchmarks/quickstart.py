@@ -108,8 +108,12 @@ def summary(workdirs):
         if better in means and worse in means:
             name = f"{better} - {worse}"
             compared[name] = comparison(means, runs, better, worse)
-    rows = ("public_only", "eps8", "inf")
-    public, private, free = (means[RERANKED + row].mean() for row in rows)
+    found = {}
+    if RERANKED + REFERENCE in means:  # the job's flags may leave reranking out
+        rows = (REFERENCE, "eps8", "inf")
+        public, private, free = (means[RERANKED + row].mean() for row in rows)
+        share = (private - public) / (free - public)
+        found["share_of_gain"] = round(float(share), 3)
     return {
         METRIC: {name: round(float(means[name].mean()), 4) for name in names},
         "by_seed": {
@@ -118,7 +122,7 @@ def summary(workdirs):
         "share_of_original": round(
             float(means["synthetic_eps8"].mean() / means["original"].mean()), 3
         ),
-        "share_of_gain": round(float((private - public) / (free - public)), 3),
+        **found,
         "compared": compared,
         "seconds": [
             round(
