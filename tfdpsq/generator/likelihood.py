@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.layers.replicated import Replicated
+from tfdpsq.layers.softmax import cross_entropy
 
 # For XLA, documents, tokens of the longest query and real tokens of a batch are padded
 # to multiples of a part of what they could be at most: one program for each multiple.
@@ -209,7 +210,7 @@ def log_likelihoods(
     """
     backbone = model.backbone
     seen = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
-    states = tf.gather(model.encode(document_ids, seen), which)
+    states = model.encode(document_ids, seen)
     if backbone.soft_prompt is not None:
         seen = backbone.soft_prompt.extend_mask(seen)
     seen = tf.gather(seen, which)[:, tf.newaxis]
@@ -224,14 +225,13 @@ def log_likelihoods(
             position_bias=bias,
             encoder_hidden_states=states,
             encoder_attention_mask=seen,
+            encoder_rows=which,
             use_causal_mask=True,
             training=False,
         )
     x = tf.gather(tf.reshape(x, [-1, x.shape[-1]]), tokens)
     logits = model.head(backbone.decoder_layer_norm(x))
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.gather(tf.reshape(query_ids, [-1]), tokens), logits
-    )
+    losses = cross_entropy(tf.gather(tf.reshape(query_ids, [-1]), tokens), logits)
     losses *= tf.sequence_mask(count, tf.shape(tokens)[0], losses.dtype)
     return -tf.math.unsorted_segment_sum(
         losses, tokens // tf.shape(query_ids)[1], tf.shape(query_ids)[0]

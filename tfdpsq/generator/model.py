@@ -18,6 +18,7 @@ from tfdpsq.generator.decoding import decodable_logits_mask
 from tfdpsq.generator.sampling import SamplingConfig
 from tfdpsq.generator.synthesis import SynthesisConfig, row_uniforms, synthesize
 from tfdpsq.layers import T5Backbone, T5Config, encoder_of
+from tfdpsq.layers.softmax import cross_entropy
 from tfdpsq.layers.tracing import without_autograph
 
 # Special ids, the same in every T5.
@@ -380,12 +381,10 @@ class T5QueryGenerator(tf.keras.Model):
 
 def losses_from_logits(logits: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Computes the losses of `T5QueryGenerator.per_example_losses` from logits."""
-    token_losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=inputs["query_ids"], logits=logits
-    )
+    losses = cross_entropy(inputs["query_ids"], logits)
     mask = tf.cast(_mask(inputs["query_ids"], inputs["query_lengths"]), tf.float32)
     tokens = tf.maximum(tf.reduce_sum(mask, axis=1), 1.0)
-    return tf.reduce_sum(token_losses * mask, axis=1) / tokens
+    return tf.reduce_sum(losses * mask, axis=1) / tokens
 
 
 def _mask(ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:

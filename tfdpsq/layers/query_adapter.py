@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.keras_choice import keras
+from tfdpsq.layers.softmax import log_sum_exp
 from tfdpsq.validation import InputError, in_range
 
 # Cosines above it are of equal documents: rounding in float32 is some 1e-7.
@@ -126,7 +127,7 @@ def sampled_softmax(
         out = again | tf.pad(none, [[0, 0], [0, others.shape[0]]])
         first = tf.one_hot(0, cosines.shape[1], True, False, dtype=tf.bool)
         scores = tf.where(out & ~first, tf.constant(_NEVER), scale * cosines)
-        return tf.reduce_logsumexp(scores, axis=1) - scores[:, 0]
+        return log_sum_exp(scores) - scores[:, 0]
 
     return losses
 

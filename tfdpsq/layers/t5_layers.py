@@ -44,6 +44,7 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         position_bias=None,
         dropout_seed=None,
         training=False,
+        key_value_rows=None,
     ):
         """Attends.
 
@@ -52,9 +53,12 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
           mask: [B or 1, q or 1, k], 0 where a key must not be seen; ignored if a
             `position_bias` is given, which includes it.
           key_value_states: [B, k, hidden_dim]; `None` attends to `hidden_states`.
+            With `key_value_rows`, [D, k, hidden_dim].
           position_bias: the bias that another layer returned; `None` computes it.
           dropout_seed: as `_dropped` takes it; `None` lets the dropout layer draw.
           training: whether dropout is on.
+          key_value_rows: [B] integers: which of D states each row attends to, so that
+            states of several rows are projected once. `None` if each has its own.
 
         Returns:
           ([B, q, hidden_dim], the bias [B or 1, heads or 1, q, k], float32 at least).
@@ -63,6 +67,8 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         queries = self._heads(self.query_projector(hidden_states))
         keys = self._heads(self.key_projector(source))
         values = self._heads(self.value_projector(source))
+        if key_value_rows is not None:
+            keys, values = (tf.gather(x, key_value_rows) for x in (keys, values))
         exact = self.dtype_policy.variable_dtype
         if position_bias is None:
             lengths = _length(hidden_states), _length(source)
@@ -203,6 +209,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         encoder_attention_mask=None,
         use_causal_mask=False,
         training=False,
+        encoder_rows=None,
     ):
         """Runs the layer.
 
@@ -211,10 +218,12 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
           attention_mask: [B, 1, L], 0 for padding; ignored if a `position_bias` is
             given, which includes it.
           position_bias: the bias that the first layer of the stack returned.
-          encoder_hidden_states: [B, S, hidden_dim]; for a decoder.
+          encoder_hidden_states: [B, S, hidden_dim]; for a decoder. With
+            `encoder_rows`, [D, S, hidden_dim].
           encoder_attention_mask: [B, 1, S].
           use_causal_mask: whether a position sees those before it only.
           training: whether dropout is on.
+          encoder_rows: [B] integers, see `key_value_rows` of the attention.
 
         Returns:
           ([B, L, hidden_dim], the position bias).
@@ -227,6 +236,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             encoder_attention_mask,
             use_causal_mask,
             training,
+            encoder_rows,
         )
         # Without training there is no backward pass to save memory for.
         if self.rematerialize and training:
@@ -243,6 +253,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         encoder_attention_mask: tf.Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool = False,
+        encoder_rows: tf.Tensor | None = None,
     ) -> tuple[Callable[..., tuple[tf.Tensor, tf.Tensor]], list[tf.Tensor]]:
         """Splits `call` into a function and its tensors; see `rematerialization`.
 
@@ -254,6 +265,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
           encoder_attention_mask: see `call`.
           use_causal_mask: see `call`.
           training: see `call`.
+          encoder_rows: see `call`.
 
         Returns:
           (function, tensors): `function(*tensors)` is the result of `call`.
@@ -267,6 +279,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             "mask": attention_mask,
             "encoder_states": encoder_hidden_states,
             "encoder_mask": encoder_attention_mask,
+            "encoder_rows": encoder_rows,
             "seeds": self._seeds() if self.rematerialize and training else None,
         }
         given = {name: value for name, value in given.items() if value is not None}
@@ -310,6 +323,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         mask=None,
         encoder_states=None,
         encoder_mask=None,
+        encoder_rows=None,
         seeds=None,
         training=False,
     ):
@@ -327,6 +341,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
                 self.cross_attention_layer_norm(x),
                 mask=encoder_mask,
                 key_value_states=encoder_states,
+                key_value_rows=encoder_rows,
                 dropout_seed=next(seed),
                 training=training,
             )

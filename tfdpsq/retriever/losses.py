@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdpsq.layers.softmax import log_sum_exp
+
 # Far below any score (|score| ≤ scale), and finite: with -inf a gradient through
 # the softmax could be inf * 0.
 NEVER = -1e30
@@ -146,7 +148,7 @@ def batch_losses(
         more = tf.shape(cosines)[1] - tf.shape(own)[1]
         mine = tf.pad(own, [[0, 0], [0, more]])
         kept = tf.where(dropped & ~mine, tf.constant(NEVER, scores.dtype), scores)
-        found = tf.reduce_logsumexp(kept, axis=1) - tf.reduce_sum(
+        found = log_sum_exp(kept) - tf.reduce_sum(
             tf.where(mine, scores, tf.zeros_like(scores)), axis=1
         )
         return tf.where(real, found, tf.zeros_like(found))
@@ -226,7 +228,7 @@ def _softmax_losses(
     own = tf.eye(tf.shape(scores)[-1], dtype=tf.bool)
     out = dropped | (~real[..., tf.newaxis, :] & ~own)
     kept = tf.where(out, tf.constant(NEVER, scores.dtype), scores)
-    losses = tf.reduce_logsumexp(kept, axis=-1) - tf.linalg.diag_part(scores)
+    losses = log_sum_exp(kept) - tf.linalg.diag_part(scores)
     return tf.where(real, losses, tf.zeros_like(losses))
 
 
@@ -279,7 +281,7 @@ def losses_among(
     scores = scaled(tf.concat(cosines, axis=1))
     never = tf.constant(NEVER, scores.dtype)
     kept = tf.where(tf.concat(out, axis=1), never, scores)
-    losses = tf.reduce_logsumexp(kept, axis=1) - scores[:, 0]
+    losses = log_sum_exp(kept) - scores[:, 0]
     return tf.where(weights > 0, losses, tf.zeros_like(losses))
 
 
