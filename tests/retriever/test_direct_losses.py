@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
+from tfdpsq.data.rows import write_rows
 from tfdpsq.layers import train_only
 from tfdpsq.privacy import Terms, fast
 from tfdpsq.privacy.replay import replayable
@@ -19,6 +21,7 @@ from tfdpsq.retriever import (
     direct_losses,
     encode_pairs,
 )
+from tfdpsq.retriever.stored_pairs import PooledQueries
 from tfdpsq.validation import InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}
@@ -209,6 +212,33 @@ def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer)
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="Train the query tower alone"):
         retriever.with_vectors(make_model(), corpus)
+
+
+def test_queries_that_stay_are_pooled_once(make_model, make_rows, tokenizer, tmp_path):
+    """Losses, and what the engine clips to, are those of encoding them anew."""
+    model = make_model(shared=False)
+    train_only(model, ["query_tower/projection/kernel"])
+    arrays = retriever.encode_pairs(make_rows(30), tokenizer, **LENGTHS)
+    arrays = retriever.with_vectors(model, arrays)
+    pooled = PooledQueries(
+        tmp_path / "states", write_rows(tmp_path / "rows", [arrays]), model
+    )
+    found = []
+    for rows in (arrays, pooled.take(range(30))):
+        losses = PublicNegatives(model, arrays, 6, seed=4)
+        losses.refresh(3)
+        batch = retriever.collate(rows, np.arange(10))
+        batch = {name: tf.constant(values) for name, values in batch.items()}
+        found.append([model.per_example_losses(batch)])
+        for one in (losses, GroupLosses(model, 5)):
+            variables = model.trainable_variables
+            result = fast.clipped_sum(
+                functools.partial(one, batch), one.layers, variables, 0.5
+            )
+            found[-1] += [result.losses, *result.sums, result.norms]
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert np.max(found[0][-1]) > 0.5
 
 
 def test_the_state_of_public_negatives_is_all_they_hold(

@@ -5,8 +5,10 @@ import os
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdpsq.data.rows import write_rows
+from tfdpsq.layers import T5Config, train_only
 from tfdpsq.retriever import (
     encode_documents,
     encode_negatives,
@@ -171,6 +173,83 @@ def test_embedded_rows_are_those_of_memory(
         other = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
         with pytest.raises(DataError, match="vectors for"):
             stored_pairs.WithVectors(tmp_path / "vectors", other, model, held)
+
+
+def _pooling(make_model, trained=("query_tower/projection/kernel",), **changes):
+    model = make_model(**{"shared": False, **changes})
+    train_only(model, list(trained))
+    return model
+
+
+def test_pooled_queries_are_those_of_the_tower(
+    rows, tokenizer, make_model, tmp_path, monkeypatch
+):
+    """Each query's alone, to the last bit, in whatever batch it was."""
+    monkeypatch.setattr(stored_pairs, "_BATCH", 8)
+    model = _pooling(make_model)
+    arrays = encode_rows(rows, tokenizer, **LENGTHS)
+    store = write_rows(tmp_path / "rows", [arrays])
+    found = stored_pairs.PooledQueries(tmp_path / "states", store, model)
+    at = np.array([62, 0, 13, 13, 7, 61])
+    taken = found.take(at)
+    assert len(found) == 63
+    assert taken.keys() - arrays.keys() == {"query_states"}
+    assert arrays.keys() - taken.keys() == {"query_ids", "query_lengths"}
+    ids, lengths = arrays["query_ids"][at], arrays["query_lengths"][at]
+    expected = model.encode_queries(ids, lengths)
+    batch = {name: tf.constant(values) for name, values in taken.items()}
+    np.testing.assert_allclose(model.embed_queries(batch), expected, atol=1e-6)
+    # Another query in its batch changes no bit of a query's states.
+    changed = dict(arrays, query_ids=arrays["query_ids"].copy())
+    changed["query_ids"][8:16, 0] += 1
+    changed["query_lengths"] = np.where(np.arange(63) == 9, 1, changed["query_lengths"])
+    other = write_rows(tmp_path / "others", [changed])
+    again = stored_pairs.PooledQueries(tmp_path / "again", other, model)
+    same = [n for n in range(63) if not 8 <= n < 16]
+    one, two = (rows.take(same)["query_states"] for rows in (found, again))
+    np.testing.assert_array_equal(one, two, strict=True)
+    assert (again.take([10])["query_states"] != found.take([10])["query_states"]).any()
+
+
+def test_a_killed_runs_pooled_queries_are_used_again(
+    rows, tokenizer, make_model, tmp_path
+):
+    model = _pooling(make_model)
+    arrays = encode_rows(rows, tokenizer, **LENGTHS)
+    store = write_rows(tmp_path / "rows", [arrays])
+    place = tmp_path / "states"
+    first = stored_pairs.PooledQueries(place, store, model).take(range(63))
+    model.query_tower.set_weights([0 * w for w in model.query_tower.get_weights()])
+    again = stored_pairs.PooledQueries(place, store, model).take(range(63))
+    np.testing.assert_array_equal(again["query_states"], first["query_states"])
+    fewer = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
+    with pytest.raises(DataError, match="63 vectors for 3 queries"):
+        stored_pairs.PooledQueries(place, fewer, model)
+    (file,) = place.glob("rows-*")
+    file.write_bytes(b"\x01" + file.read_bytes()[1:])
+    with pytest.raises(DataError, match="states"):
+        stored_pairs.PooledQueries(place, store, model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trained": ("query_tower/*",)},
+        {"trained": ("*projection/kernel",)},
+        {"shared": True, "trained": ("*projection/kernel",)},
+        {"t5": T5Config(60, 1, 2, 16, 24, 8, "1.1", dropout=0.1)},
+    ],
+    ids=["layers", "documents", "shared", "dropout"],
+)
+def test_queries_that_change_in_training_are_not_pooled(
+    rows, tokenizer, make_model, tmp_path, changes
+):
+    model = _pooling(make_model, **changes)
+    assert not model.queries_pooled
+    store = write_rows(tmp_path / "rows", [encode_rows(rows, tokenizer, **LENGTHS)])
+    with pytest.raises(InputError, match="states of queries change"):
+        stored_pairs.PooledQueries(tmp_path / "states", store, model)
+    assert not (tmp_path / "states").exists()
 
 
 def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):

@@ -10,6 +10,7 @@ import tiny as _tiny
 from tfdpsq import retriever
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.retriever.model import ordered_weights
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import train_retriever
 from tfdpsq.run.core import layout
@@ -148,6 +149,43 @@ def test_a_run_keeps_its_negatives_with_the_weights(base, monkeypatch):
     held = {id(v) for v in held} - trained
     assert len(held) == 2 and {id(v) for v in seen.get("state", ())} == held
     assert seen.get("before_step") == loss.refresh
+
+
+_PROJECTION = {"shared": False, "trained": ("query_tower/projection/kernel",)}
+
+
+@pytest.mark.parametrize("method", retriever.METHODS)
+def test_only_the_projection_is_trained_from_pooled_queries(base, monkeypatch, method):
+    """It is all that moves; the queries' states are gone when the run is finished."""
+    seen = {}
+    train = private_training.train
+
+    def spy(devices, model, plan, loss, optimizer, take, **options):
+        towers = {n: getattr(model, n) for n in ("query_tower", "document_tower")}
+        before = {
+            name: [weight.numpy() for weight in ordered_weights(tower)]
+            for name, tower in towers.items()
+        }
+        seen.update(rows=take(np.array([0, 1])), before=before)
+        return train(devices, model, plan, loss, optimizer, take, **options)
+
+    monkeypatch.setattr(private_training, "train", spy)
+    name = f"projection_{method}"
+    model, certificate = _train(base, name, method=method, scale=1.0, **_PROJECTION)
+    pooled = method in ("microbatch", "public_negatives")
+    assert ("query_states" in seen["rows"]) == pooled
+    assert ("query_ids" in seen["rows"]) != pooled
+    moved = {
+        (tower, weight.name)
+        for tower in ("query_tower", "document_tower")
+        for weight, before in zip(
+            ordered_weights(getattr(model, tower)), seen["before"][tower]
+        )
+        if (weight.numpy() != before).any()
+    }
+    assert moved == {("query_tower", "projection/kernel:0")}
+    assert verify_certificate(certificate).problems == ()
+    assert not list((base / "private" / "runs" / name).rglob("query_states"))
 
 
 def test_logit_dp_tells_when_its_bound_is_vacuous(caplog):

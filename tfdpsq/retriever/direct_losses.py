@@ -460,9 +460,7 @@ class PublicNegatives:
             documents = folded[:, 0]
             own = (folded[:, 1:], batch["negative_keys"])
         return losses_among(
-            model.encode_queries(
-                batch["query_ids"], batch["query_lengths"], training=True
-            ),
+            model.embed_queries(batch, training=True),
             documents,
             batch["document_key"],
             batch["positive_keys"],

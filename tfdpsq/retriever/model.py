@@ -117,6 +117,40 @@ class TwoTower(tfrs.models.Model):
         """True if training does not change the documents' embeddings."""
         return not self.document_tower.trainable_weights
 
+    @property
+    def queries_pooled(self) -> bool:
+        """True if training changes what is made of pooled states, and not the states.
+
+        So it is without dropout, with a frozen document tower, where of the query tower
+        at most the projection is trained.
+        """
+        projection = self.query_tower.get_layer("projection").trainable_weights
+        trained = {id(weight) for weight in self.query_tower.trainable_weights}
+        return (
+            self.documents_frozen
+            and not self.config.t5.dropout
+            and trained <= {id(weight) for weight in projection}
+        )
+
+    def pool_queries(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """Computes the query tower's pooled states, [B, hidden_dim] float32.
+
+        Arguments are those of `encode_queries`. Training can take the states instead of
+        the ids where they stay as they are (`queries_pooled`).
+        """
+        tower = self.query_tower
+        pooling = tf.keras.Model(tower.inputs, tower.get_layer("pooling").output)
+        states = _vectors(pooling, token_ids, lengths, training=False)
+        return tf.cast(states, tf.float32)
+
+    @without_autograph
+    def embed_queries(self, batch: Batch, training: bool = False) -> tf.Tensor:
+        """Embeds the queries of a batch, [B, D]; see `per_example_losses`."""
+        if "query_states" in batch:
+            projection = self.query_tower.get_layer("projection")
+            return _unit(projection(batch["query_states"]))
+        return self.encode_queries(batch["query_ids"], batch["query_lengths"], training)
+
     @without_autograph
     def encode_queries(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
@@ -155,7 +189,8 @@ class TwoTower(tfrs.models.Model):
             "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H] int32 and
             "negative_keys" [B, H] int64, -1 for none. If the document tower is frozen,
             embeddings made by `with_vectors` can replace the ids and lengths of
-            documents and negatives.
+            documents and negatives; and if `queries_pooled`, "query_states"
+            [B, hidden_dim] float32 by `pool_queries` those of queries.
           training: whether dropout is on.
 
         Returns:
@@ -165,9 +200,7 @@ class TwoTower(tfrs.models.Model):
 
     def encode(self, batch: Batch, training: bool = False) -> Embeddings:
         """Embeds all texts of a batch; see `per_example_losses` for the batch."""
-        queries = self.encode_queries(
-            batch["query_ids"], batch["query_lengths"], training
-        )
+        queries = self.embed_queries(batch, training)
         if "document_vectors" in batch:
             return Embeddings(
                 queries, batch["document_vectors"], batch.get("negative_vectors")
@@ -429,17 +462,30 @@ def embed(
     Returns:
       [..., D] float32.
     """
+    return _unit(_vectors(tower, token_ids, lengths, training))
+
+
+def _vectors(
+    tower: tf.keras.layers.Layer,
+    token_ids: tf.Tensor,
+    lengths: tf.Tensor,
+    training: bool,
+) -> tf.Tensor:
+    """Runs a tower; see `embed`."""
     token_ids = tf.cast(token_ids, tf.int32)
     positions = tf.range(tf.shape(token_ids)[-1])
     real = positions < tf.cast(lengths, tf.int32)[..., tf.newaxis]
-    vectors = tower(
+    return tower(
         {
             "encoder_token_ids": token_ids,
             "encoder_padding_mask": tf.cast(real, tf.int32),
         },
         training=training,
     )
-    # Unit length in float32 also under mixed precision: bfloat16 has 3 digits.
+
+
+def _unit(vectors: tf.Tensor) -> tf.Tensor:
+    """Scales to unit length; in float32, as bfloat16 has 3 digits."""
     return tf.math.l2_normalize(tf.cast(vectors, tf.float32), axis=-1)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tfdpsq.data.rows import RowStore, write_rows
 from tfdpsq.data.texts import Pair
+from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.encoding import (
     Embedder,
     Encodes,
@@ -27,7 +28,7 @@ from tfdpsq.retriever.encoding import (
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.retriever.training import CHUNK, content_key, encode_rows, shuffled_epochs
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, InputError
 
 _QUERY = "query_key"
 # Texts embedded at a time, as `with_vectors` does, and rows whose keys are read.
@@ -192,15 +193,7 @@ class WithVectors:
         if not len(texts):
             return None
         if path.is_dir():
-            store = RowStore(path)
-            store.verify()
-            if len(store) != len(texts):
-                raise DataError(
-                    path,
-                    f"it has {len(store)} vectors for {len(texts)} documents",
-                    "Move it away: it is made again.",
-                )
-            return store
+            return _left(path, len(texts), "documents")
 
         def take(numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
             rows, columns = np.divmod(numbers, self._places.shape[1])
@@ -240,6 +233,79 @@ class WithVectors:
             parts.append(self._stored.take(places[new] - count)["document_vectors"])
         order = np.argsort(np.concatenate([np.flatnonzero(~new), np.flatnonzero(new)]))
         return np.concatenate(parts)[order]
+
+
+class PooledQueries:
+    """Rows with the pooled states of their queries instead of the queries, on disk."""
+
+    def __init__(self, path: str | os.PathLike, rows: Rows, model: TwoTower):
+        """Computes the states, or takes those that are there.
+
+        Each batch has the same shape, whatever its texts: one query's states do not
+        depend on another's, to the last bit.
+
+        Args:
+          path: the directory of the states, as private as the queries are; one that a
+            killed run of the same rows and model left is used again.
+          rows: tokenised pairs, n of them.
+          model: a retriever that trains of its query tower the projection alone.
+
+        Raises:
+          InputError: the model trains more than that, or the disk is full.
+          DataError: the states that are there are damaged, or of other rows.
+        """
+        if not model.queries_pooled:
+            raise InputError(
+                "the states of queries change in training. Freeze all but the query "
+                "tower's projection, with shared=False and without dropout."
+            )
+        self._rows, path = rows, Path(path)
+        self._states = (
+            _left(path, len(rows), "queries")
+            if path.is_dir()
+            else write_rows(path, _pooled(rows, model))
+        )
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self._rows)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Reads rows by number; raises as `RowStore.take` does."""
+        found = self._rows.take(indices)
+        del found["query_ids"], found["query_lengths"]
+        return {**found, **self._states.take(indices)}
+
+
+def _pooled(rows: Rows, model: TwoTower) -> Iterator[dict[str, np.ndarray]]:
+    run = Replicated(model.pool_queries)
+    starts = iter(range(0, len(rows), _BATCH))
+    while together := list(itertools.islice(starts, run.at_a_time)):
+        batches = []
+        for start in together:
+            # The last rows are repeated, so that the shape stays.
+            at = np.minimum(np.arange(start, start + _BATCH), len(rows) - 1)
+            found = rows.take(at)
+            batches.append((found["query_ids"], found["query_lengths"]))
+        for start, states in zip(together, run(batches)):
+            yield {"query_states": states.numpy()[: len(rows) - start]}
+
+
+def _left(path: Path, count: int, what: str) -> RowStore:
+    """Returns what a killed run left, of so many texts.
+
+    Raises:
+      DataError: it is damaged, or of others.
+    """
+    store = RowStore(path)
+    store.verify()
+    if len(store) != count:
+        raise DataError(
+            path,
+            f"it has {len(store)} vectors for {count} {what}",
+            "Move it away: it is made again.",
+        )
+    return store
 
 
 def _document_keys(rows: Mapping[str, np.ndarray]) -> np.ndarray:

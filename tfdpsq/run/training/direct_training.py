@@ -18,9 +18,9 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
-from tfdpsq.privacy import batches
+from tfdpsq.privacy import batches, checkpoint
 from tfdpsq.privacy import plan as plans
-from tfdpsq.retriever.stored_pairs import WithVectors
+from tfdpsq.retriever.stored_pairs import PooledQueries, Rows, WithVectors
 from tfdpsq.retriever.training import encode_rows
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import settings, sources, spending
@@ -34,8 +34,8 @@ from tfdpsq.run.training import (
     private_training,
 )
 
-# Embedded documents, next to the rows.
-_VECTORS = "vectors"
+# Embedded documents and pooled queries, next to the rows.
+_VECTORS, _STATES = "vectors", "query_states"
 
 ARGUMENTS = {
     "naive": (
@@ -362,12 +362,16 @@ def _take(
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
         return {**rows_of(pairs, context.tokenizer, **lengths), **mined()(pairs)}
 
-    rows = private_training.stored_rows(context.run_dir, source.read(), encode)
+    rows: Rows = private_training.stored_rows(context.run_dir, source.read(), encode)
+    beside = context.run_dir / checkpoint.STATE
     # logit_dp makes each score from copies of both texts.
     if config.method == "logit_dp" or not model.documents_frozen:
         return rows.take
-    vectors = rows.path.parent / _VECTORS
-    return WithVectors(vectors, rows, model, known=corpus).take
+    rows = WithVectors(beside / _VECTORS, rows, model, known=corpus)
+    # "naive" embeds each row's query anew.
+    if config.method != "naive" and model.queries_pooled:
+        rows = PooledQueries(beside / _STATES, rows, model)
+    return rows.take
 
 
 def rows_of(
