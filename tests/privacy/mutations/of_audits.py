@@ -384,8 +384,8 @@ MUTATIONS = (
         "name": "vectors_that_a_kill_left_are_not_verified",
         "kind": "resumes",
         "file": "tfdpsq/retriever/stored_pairs.py",
-        "old": "            store.verify()\n            if len(store) != len(texts):",
-        "new": "            if len(store) != len(texts):",
+        "old": "    store.verify()\n    if len(store) != count:",
+        "new": "    if len(store) != count:",
         "tests": (
             "tests/retriever/test_stored_pairs.py::test_embedded_rows_are_those_of_memory",
         ),

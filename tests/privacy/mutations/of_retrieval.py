@@ -50,6 +50,18 @@ MUTATIONS = (
         "why": "under unit pair, a pair would move the rows of its query's other pairs",
     },
     {
+        "name": "pooled_queries_of_other_rows",
+        "kind": "clipping",
+        "file": "tfdpsq/retriever/stored_pairs.py",
+        "old": "return {**found, **self._states.take(indices)}",
+        "new": "return {**found, **self._states.take(np.sort(indices))}",
+        "tests": (
+            "tests/retriever/test_stored_pairs.py::"
+            "test_pooled_queries_are_those_of_the_tower",
+        ),
+        "why": "a row would be made of two pairs, and each pair move two rows",
+    },
+    {
         "name": "groups_planned_at_sensitivity_c",
         "kind": "clipping",
         "file": "tfdpsq/privacy/spec.py",
