@@ -34,12 +34,22 @@ _SETTINGS = {
 }
 
 
+# What is embedded once stays on disk between the kills.
+_POOLED = {
+    "t5.dropout": 0.0,
+    "shared": False,
+    "trained": "('query_tower/projection/kernel',)",
+}
+
+
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_its_negatives_to_the_same_weights(tmp_path):
+@pytest.mark.parametrize("changes", [{}, _POOLED], ids=["all", "pooled"])
+def test_a_killed_run_goes_on_with_its_negatives_to_the_same_weights(tmp_path, changes):
     queries = _tiny.write_pairs(tmp_path / "pairs")
     train_vocabulary(queries, 300, tmp_path / "spiece.model")  # made-up queries
     settings = {
         **_SETTINGS,
+        **changes,
         "pairs": tmp_path / "pairs",
         "vocabulary": tmp_path / "spiece.model",
     }
