@@ -10,7 +10,9 @@ import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import privacy, retriever, validation
-from tfdpsq.layers import T5Config
+from tfdpsq.data import write_rows
+from tfdpsq.layers import T5Config, train_only
+from tfdpsq.retriever.stored_pairs import PooledQueries, WithVectors
 from tfdpsq.run import pretrain
 from tfdpsq.run.devices import preemption, strategy
 from tfdpsq.run.training import plain_training, pretraining_step
@@ -52,10 +54,15 @@ def _batch(rows, hard):
     return batch
 
 
-def _two_tower():
+def _two_tower(pooled=False):
+    """Returns a model; `pooled` trains a projection alone, on states that stay."""
     tf.keras.utils.set_random_seed(4)
-    t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.2)
-    return retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 5, 5))
+    t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.0 if pooled else 0.2)
+    config = retriever.RetrieverConfig(t5, 6, 10.0, 5, 5, shared=not pooled)
+    model = retriever.TwoTower(config)
+    if pooled:
+        train_only(model, ["query_tower/projection/kernel"])
+    return model
 
 
 def _trained(strategy, rows_at_a_time=0, seed=3, steps=4, rate=1e-3):
@@ -95,7 +102,7 @@ def test_seed_and_step_decide_what_is_dropped(alone):
     assert min(np.diff(found)) > 1e-4
 
 
-def _trained_directly(strategy, method="public_negatives", noise_seed=7):
+def _trained_directly(strategy, method, directory):
     """Weights (and negatives) after some private steps."""
     n, rows = 40, 8
     pairs = {
@@ -108,10 +115,15 @@ def _trained_directly(strategy, method="public_negatives", noise_seed=7):
         values.update(max_batch_size=25, sensitivity_multiplier=49)
     plan = privacy.make_plan(privacy.PrivacySpec(**values, accountant="rdp"))
     with strategy.scope():
-        model = _two_tower()
+        model = _two_tower(method == "pooled")
         corpus = {
             name: values for name, values in pairs.items() if name.startswith("doc")
         }
+        stored = write_rows(directory / "rows", [pairs])
+        if method == "pooled":
+            corpus = retriever.with_vectors(model, corpus)
+            stored = WithVectors(directory / "vectors", stored, model, known=corpus)
+            stored = PooledQueries(directory / "states", stored, model)
         if method == "naive":
             made = retriever.NaiveLosses(model, 4)
             layers, state, options = made.layers, [], {"coupled": True}
@@ -126,8 +138,8 @@ def _trained_directly(strategy, method="public_negatives", noise_seed=7):
             plan,
             loss,
             model.trainable_variables,
-            privacy.make_optimizer(plan, 1e-3, "adam", noise_seed=noise_seed),
-            lambda at: {name: values[at] for name, values in pairs.items()},
+            privacy.make_optimizer(plan, 1e-3, "adam", noise_seed=7),
+            stored.take,
             4,
             layers=layers,
             sampler_seed=3,
@@ -138,15 +150,19 @@ def _trained_directly(strategy, method="public_negatives", noise_seed=7):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["naive", "public_negatives"])
-def test_direct_private_training_takes_the_steps_of_one_replica(logical_cpus, method):
+@pytest.mark.parametrize("method", ["naive", "public_negatives", "pooled"])
+def test_direct_private_training_takes_the_steps_of_one_replica(
+    logical_cpus, method, tmp_path
+):
     """Which negatives are drawn, what they are embedded as, noise, dropout."""
-    alone = _trained_directly(tf.distribute.get_strategy(), method)
-    shared = _trained_directly(_strategy(2, logical_cpus), method)
+    alone, shared = (
+        _trained_directly(_strategy(replicas, logical_cpus), method, tmp_path / name)
+        for name, replicas in (("alone", 1), ("shared", 2))
+    )
     for one, other in zip(shared, alone):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
     # Noise of its own would be seen: each step of Adam moves a weight by 1e-3.
-    start = _two_tower().trainable_variables
+    start = _two_tower(method == "pooled").trainable_variables
     assert min(np.abs(a - b).max() for a, b in zip(alone, start)) > 1e-3
 
 
