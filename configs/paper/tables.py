@@ -231,7 +231,10 @@ def _paper(config):
 
 def _tiny(config):
     """Sets the docstrings of eleven packages as zero-shot sets, all others as data."""
+    fusion = config.job.evaluate.fusion
     config.job = _beside("quickstart.py").get_config()
+    # `reproduce` decides what its tables fuse.
+    config.job.evaluate.fusion = fusion
     config.held_out_packages = (
         "absl",
         "dp_accounting",
