@@ -11,8 +11,9 @@ Duration: 56 minutes on two busy cores, and 5 before it to embed pydocs; 1.9 GiB
 Result: NDCG@10 of one run (tests/benchmarks/results/pydocs.json), alone and fused with
 BM25 (.4434): the encoder .4188 and .5098; adapted to the private pairs at ε = 3 .4442
 and .5209, at 8 .4558 and .5252, at 16 .4562 and .5253, without protection .4640 and
-.5325. The package's T5 as a retriever: public-only .3633 and .4882, synthetic queries at
-ε = 8 .3832 and .4936, direct DP at ε = 8 .3819 and .4972, original pairs .4152 and .5070.
+.5325. The package's T5 as a retriever: public-only .3633 and .4882, synthetic queries
+at ε = 8 .3832 and .4936, direct DP at ε = 8 .3819 and .4972, original pairs .4152 and
+.5070.
 """
 
 import math

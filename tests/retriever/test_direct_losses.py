@@ -215,7 +215,7 @@ def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer)
 
 
 def test_queries_that_stay_are_pooled_once(make_model, make_rows, tokenizer, tmp_path):
-    """Losses, and what the engine clips to, are those of encoding them anew."""
+    """Losses, clipped sums and norms equal those of encoding in every step."""
     model = make_model(shared=False)
     train_only(model, ["query_tower/projection/kernel"])
     arrays = retriever.encode_pairs(make_rows(30), tokenizer, **LENGTHS)

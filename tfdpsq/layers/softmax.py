@@ -1,8 +1,9 @@
-"""Losses of a softmax over many scores, in little time on processors.
+"""Fast softmax losses over many scores on processors.
 
-There `tf.reduce_logsumexp` and `tf.nn.sparse_softmax_cross_entropy_with_logits` take
-three to four times as long as `tf.nn.softmax`, which has a kernel of its own. Here that
-softmax gives the loss, and is kept as its gradient.
+On processors `tf.reduce_logsumexp` takes three times, and
+`tf.nn.sparse_softmax_cross_entropy_with_logits` eight times as long as `tf.nn.softmax`,
+which has a kernel of its own. Here that softmax gives the loss, and is kept for the
+gradient.
 """
 
 from __future__ import annotations

@@ -119,10 +119,10 @@ class TwoTower(tfrs.models.Model):
 
     @property
     def queries_pooled(self) -> bool:
-        """True if training changes what is made of pooled states, and not the states.
+        """True if training does not change the pooled states of queries.
 
-        So it is without dropout, with a frozen document tower, where of the query tower
-        at most the projection is trained.
+        This needs a T5 without dropout, a frozen document tower, and a query tower of
+        which at most the projection is trained.
         """
         projection = self.query_tower.get_layer("projection").trainable_weights
         trained = {id(weight) for weight in self.query_tower.trainable_weights}

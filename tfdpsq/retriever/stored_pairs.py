@@ -193,7 +193,7 @@ class WithVectors:
         if not len(texts):
             return None
         if path.is_dir():
-            return _left(path, len(texts), "documents")
+            return _reopened(path, len(texts), "documents")
 
         def take(numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
             rows, columns = np.divmod(numbers, self._places.shape[1])
@@ -261,7 +261,7 @@ class PooledQueries:
             )
         self._rows, path = rows, Path(path)
         self._states = (
-            _left(path, len(rows), "queries")
+            _reopened(path, len(rows), "queries")
             if path.is_dir()
             else write_rows(path, _pooled(rows, model))
         )
@@ -291,8 +291,8 @@ def _pooled(rows: Rows, model: TwoTower) -> Iterator[dict[str, np.ndarray]]:
             yield {"query_states": states.numpy()[: len(rows) - start]}
 
 
-def _left(path: Path, count: int, what: str) -> RowStore:
-    """Returns what a killed run left, of so many texts.
+def _reopened(path: Path, count: int, what: str) -> RowStore:
+    """Opens and checks the vectors that a killed run has stored.
 
     Raises:
       DataError: it is damaged, or of others.

@@ -368,7 +368,7 @@ def _take(
     if config.method == "logit_dp" or not model.documents_frozen:
         return rows.take
     rows = WithVectors(beside / _VECTORS, rows, model, known=corpus)
-    # "naive" embeds each row's query anew.
+    # "naive" runs the encoder on each query in every step.
     if config.method != "naive" and model.queries_pooled:
         rows = PooledQueries(beside / _STATES, rows, model)
     return rows.take
