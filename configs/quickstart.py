@@ -3,7 +3,8 @@
     python -m tfdpsq.run.pipeline --config=configs/quickstart.py \
         --workdir=/tmp/tfdpsq-quickstart
 
-Duration: 17 to 20 minutes on two cores, of which reranking takes four; 2.8 GiB.
+Duration: 14 minutes on two cores (20 in the machine's slow hours), of which reranking
+takes three; 2.2 GiB.
 Result: NDCG@10 (tests/benchmarks/README.md), means of three runs: BM25 .4434, reranked
 by the public T5 .4759, by the generator of ε = 8 .4895, of ε = ∞ .4965. Dense rows,
 alone and fused with BM25: original pairs .3897 and .4971, synthetic at ε = 8 .3816 and
