@@ -32,11 +32,11 @@ def functional():
     return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(shared(shared(inputs))))
 
 
-def compiled(model, plan, optimizer="adam", loss=None, **options):
+def compiled(model, plan, optimizer="adam", loss=None, noise_seed=1, **options):
     private = PrivateModel(model, plan, microbatch_size=8, **options)
     loss = loss or tf.keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction=NONE
     )
-    made = make_optimizer(plan, 0.05, optimizer, noise_seed=1)
+    made = make_optimizer(plan, 0.05, optimizer, noise_seed=noise_seed)
     private.compile(made, loss)
     return private

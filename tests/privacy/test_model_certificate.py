@@ -13,7 +13,7 @@ from tfdpsq.run import verify
 from tfdpsq.validation import InputError
 
 
-def _model(**changes):
+def _model(wrapped=None, noise_seed=None, options=None, **changes):
     spec = dict(
         epsilon=8.0,
         clip_norm=1.0,
@@ -25,8 +25,10 @@ def _model(**changes):
     )
     plan = privacy.make_plan(privacy.PrivacySpec(**{**spec, **changes}))
     layers = [tf.keras.layers.Dense(3, input_shape=(6,))]
-    model = privacy.PrivateModel(tf.keras.Sequential(layers), plan, 8)
-    model.compile(privacy.make_optimizer(plan, 0.1), loss="mean_squared_error")
+    wrapped = wrapped or tf.keras.Sequential(layers)
+    model = privacy.PrivateModel(wrapped, plan, 8, **(options or {}))
+    optimizer = privacy.make_optimizer(plan, 0.1, noise_seed=noise_seed)
+    model.compile(optimizer, loss="mean_squared_error")
     return model
 
 
@@ -84,6 +86,60 @@ def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
         "the validation data, after every epoch",
         "the training loss of every step",
     ]
+
+
+def _adapted():
+    """A model whose first layer holds the mean and variance of the rows."""
+    x, y = _data()
+    scale = tf.keras.layers.Normalization()
+    scale.adapt(x)
+    outer = tf.keras.Sequential([scale, tf.keras.layers.Dense(3)])
+    return x, y, outer
+
+
+def test_statistics_of_rows_are_released_only_where_their_owner_is_declared(tmp_path):
+    """Keras's usual first layer holds them exactly, and so does what is released."""
+    x, y, outer = _adapted()
+    refused = _model(tf.keras.Sequential([outer]))  # also where it is nested
+    with pytest.raises(InputError, match=r"adapt\(\) was called on normalization"):
+        refused.fit(x, y, directory=tmp_path / "private")
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+    strict = _model(outer, options={"strict": True, "adapted_to": "private"})
+    with pytest.raises(InputError, match="strict mode refuses .*normalization"):
+        strict.fit(x, y)
+    assert refused.steps_executed == strict.steps_executed == 0
+
+    stated = _model(outer, options={"adapted_to": "private"})
+    stated.fit(x, y)
+    found = stated.certificate("Three numbers from six.")
+    (read,) = (e for e in found["private_reads"] if "adapted" in e["what"])
+    assert read["where"] == "the released weights" and "normaliz" in read["what"]
+
+    _, _, outer = _adapted()
+    free = _model(outer, options={"adapted_to": "public"})
+    free.fit(x, y)
+    found = free.certificate("Three numbers from six.")
+    said = found["training"]["adapted_layers"]
+    assert "declared to have been adapted to public data" in said
+    assert not any("adapted" in e["what"] for e in found["private_reads"])
+    assert privacy.verify_certificate(found).problems == ()
+
+    _, _, outer = _adapted()
+    _model(outer, epsilon=float("inf")).fit(x, y)  # nothing is protected there
+    with pytest.raises(InputError, match="adapted_to is 'mine'"):
+        _model(outer, options={"adapted_to": "mine"})
+
+
+def test_noise_of_a_seed_that_somebody_chose_has_none(tmp_path):
+    x, y = _data()
+    model = _model(noise_seed=42)
+    model.fit(x, y)
+    with pytest.raises(InputError, match="noise_seed was given.*subtract the noise"):
+        model.certificate("Three numbers from six.")
+    # A directory draws a seed of its own.
+    kept = _model(noise_seed=42)
+    kept.fit(x, y, directory=tmp_path / "private")
+    assert kept.certificate("Three numbers from six.")["accounting"]
 
 
 def test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_not_hold():

@@ -134,7 +134,17 @@ def test_a_user_without_rows_takes_part_with_none():
     assert sorted(draw.indices[draw.weights == 1].tolist()) == [4, 5]
 
 
-@pytest.mark.parametrize("labels", [_LABELS, [7, 3, 7, 9, 7, 3, 11]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        _LABELS,
+        [7, 3, 7, 9, 7, 3, 11],
+        # As floats, all of them would be one.
+        [2**63 + 1, 2**63, 2**63 + 1, 2**63 + 2, 2**63 + 1, 2**63, 2**63 + 3],
+        np.array([7, 3, 7, 9, 7, 3, 11], np.uint8),
+        np.array(["b", "a", "b", "c", "b", "a", "d"], object),
+    ],
+)
 def test_groups_hold_the_rows_of_each_label(labels):
     groups = Groups.of(labels)
     assert len(groups) == 4
@@ -187,6 +197,19 @@ def test_a_sampling_probability_that_is_none_is_refused(probability):
         (lambda: ShuffledSampler(1 << 63, 6), "which hold at most 2\\^62"),
         (lambda: Groups.of([]), "give one label for each row"),
         (lambda: Groups.of([[1], [2]]), "give one label for each row"),
+        # Several owners each, who would be one unit.
+        (lambda: Groups.of(np.array([1.0, np.nan, np.nan])), "labels are float64"),
+        (lambda: Groups.of([2**60, 2**60 + 1, float("nan")]), "float and int"),
+        (lambda: Groups.of(["a", float("nan"), float("nan")]), "are float and str"),
+        (lambda: Groups.of(["a", None, None]), "labels are NoneType and str"),
+        (
+            lambda: Groups.of(np.array(["NaT", "NaT"], "datetime64[s]")),
+            "labels are datetime64",
+        ),
+        (
+            lambda: Groups.of(np.ma.masked_array([1, 1, 2], [False, True, False])),
+            "labels are masked. Give integers alone",
+        ),
         (
             lambda: Groups(np.arange(3), np.array([0, 2])),
             "rise from 0 to the number of rows 3; they go from 0 to 2",

@@ -339,6 +339,18 @@ def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) ->
             )
 
 
+def adapted_layers(model: keras.Model) -> list[str]:
+    """Names the layers of a model that keep statistics or words of data.
+
+    Those that were given them when they were made, or loaded, are not told from others.
+    """
+    return [
+        layer.name
+        for layer in model._flatten_layers(include_self=False)
+        if getattr(layer, "_is_adapted", False)  # of Keras's preprocessing layers
+    ]
+
+
 def require_validation(given: Any) -> None:
     """Refuses validation data that Keras would refuse after steps are paid."""
     if not isinstance(given, (list, tuple)) or len(given) not in (2, 3):

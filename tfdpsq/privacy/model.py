@@ -66,6 +66,7 @@ class PrivateModel(keras.Model):
         plan: PrivacyPlan,
         microbatch_size: int = 32,
         strict: bool = False,
+        adapted_to: str = "",
     ):
         """Wraps a model.
 
@@ -76,10 +77,14 @@ class PrivateModel(keras.Model):
           microbatch_size: rows differentiated at a time.
           strict: refuse validation data and withhold training losses, which are
             measurements of private data that ε does not cover.
+          adapted_to: "public" or "private": the data that layers of the model, such
+            as `Normalization` and `TextVectorization`, were adapted to. Their
+            statistics and words are released without noise, so private ones are
+            recorded in `reads`. Needed only where there are such layers.
 
         Raises:
           InputError: no Keras model, or one of another Keras; no plan;
-            `microbatch_size` below one.
+            `microbatch_size` below one; an unknown `adapted_to`.
         """
         require_own("model", model)
         fit_inputs.require_type("model", model, keras.Model)
@@ -89,6 +94,9 @@ class PrivateModel(keras.Model):
         self.plan = plan
         self.microbatch_size = validation.positive_integer(
             "microbatch_size", microbatch_size
+        )
+        self._adapted_to = validation.one_of(
+            "adapted_to", adapted_to, ("", "public", "private")
         )
         self.steps_executed = 0
         self._directory: str | None = None
@@ -245,8 +253,9 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: not compiled; a data set instead of arrays; rows that differ in
-            number from each other or from the plan; callbacks that set learning rates
-            or weights; Keras's other arguments; what `train` raises.
+            number from each other or from the plan; layers adapted to data that nobody
+            declared; callbacks that set learning rates or weights; Keras's other
+            arguments; what `train` raises.
         """
         directory = fit_inputs.checked_directory(directory, callbacks, of_keras)
         self._require_one_run(directory, callbacks)
@@ -327,6 +336,7 @@ class PrivateModel(keras.Model):
         self, directory: str | os.PathLike | None, validation_data: Any
     ) -> None:
         """Records what `fit` reads beyond ε; in the directory, if there is one."""
+        adapted = self._adapted_layers()
         if validation_data is not None:
             fit_inputs.require_validation(validation_data)
         if directory is not None:
@@ -339,8 +349,30 @@ class PrivateModel(keras.Model):
             self.reads.record(
                 "the validation data, after every epoch", "the history of fit()"
             )
+        if adapted and self._adapted_to == "private":
+            self.reads.record(
+                f"the data that {', '.join(adapted)} adapted to", "the released weights"
+            )
         if not self.reads.strict:
             self.reads.record("the training loss of every step", "the history of fit()")
+
+    def _adapted_layers(self) -> list[str]:
+        """Names the layers that hold statistics or words of data.
+
+        Raises:
+          InputError: there are such layers, and nobody said whose data these are.
+        """
+        if not self.plan.spec.private:
+            return []
+        found = fit_inputs.adapted_layers(self.model)
+        if found and not self._adapted_to:
+            raise validation.InputError(
+                f"adapt() was called on {', '.join(found)}: statistics or words of "
+                "those data are released with the model, without noise. Give "
+                "PrivateModel adapted_to='public' if the data were public; 'private' "
+                "states in the certificate that epsilon does not cover them."
+            )
+        return found
 
     def _require_idle(self, what: str) -> None:
         """Refuses what a callback must not call, while `fit` runs."""
@@ -422,7 +454,7 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: missing steps; no argument for a `sensitivity_multiplier`
-            above 1; a value that JSON cannot hold.
+            above 1; noise of a seed that was given; a value that JSON cannot hold.
         """
         if fingerprints is None or isinstance(fingerprints, Mapping):
             fingerprints = {"code": code_fingerprint(), **(fingerprints or {})}
@@ -446,7 +478,10 @@ class PrivateModel(keras.Model):
                     "holds. Give sensitivity_argument."
                 )
             sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
+        if self.plan.spec.private and self._directory is None:
+            ran.optimizer.require_secret_noise()
         engine = ran.optimizer.engine
+        adapted = self._adapted_layers()
         return make_certificate(
             ran.plan,
             self.steps_executed,
@@ -460,6 +495,14 @@ class PrivateModel(keras.Model):
                 "products_of_clipping": precision_in_words(ran.jit)
                 if engine == "fast"
                 else "as in tensorflow-privacy",
+                **(
+                    {
+                        "adapted_layers": f"{', '.join(adapted)}, declared to have been "
+                        f"adapted to {self._adapted_to} data"
+                    }
+                    if adapted
+                    else {}
+                ),
             },
             fingerprints=fingerprints,  # refused where they are no mapping
             private_reads=self.reads.entries,

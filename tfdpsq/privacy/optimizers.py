@@ -115,10 +115,12 @@ class LogicalStep:
     Attributes:
       plan: the plan whose noise scale and expected batch size are applied.
       engine: "fast", "dpkeras" or "vectorized".
+      noise_seed_is_given: whether somebody chose the seed of the noise.
     """
 
     plan: PrivacyPlan
     engine: str
+    noise_seed_is_given: bool
     # The name that tensorflow-privacy's own safeguard goes by.
     _was_dp_gradients_called = False
     # Of the Keras optimizer that each class below also is.
@@ -136,7 +138,7 @@ class LogicalStep:
         self._noise_query = SeededGaussianSumQuery(
             plan.spec.clip_norm, plan.noise_stddev
         )
-        self._noise_seed_is_given = noise_seed is not None
+        self.noise_seed_is_given = noise_seed is not None
         self.reseed(fresh_seed(plan.spec.secure) if noise_seed is None else noise_seed)
 
     def reseed_for_a_run(self) -> None:
@@ -145,8 +147,22 @@ class LogicalStep:
         A copy of an optimizer, and one that was set back to its beginning, would repeat
         the noise of another run.
         """
-        if not self._noise_seed_is_given:
+        if not self.noise_seed_is_given:
             self.reseed(fresh_seed(self.plan.spec.secure))
+
+    def require_secret_noise(self) -> None:
+        """Refuses to certify noise whose seed somebody chose.
+
+        Raises:
+          InputError: a seed was given when this was made.
+        """
+        if self.noise_seed_is_given:
+            raise validation.InputError(
+                "noise_seed was given to the optimizer: whoever knows or guesses it "
+                "can subtract the noise, and another run with it has the same noise. "
+                "No certificate holds for that. Make the optimizer without noise_seed, "
+                "or train in a directory, which draws and keeps a secret one."
+            )
 
     def reseed(self, noise_seed: int) -> None:
         """Takes the noise seed of the run that this one continues.

@@ -298,6 +298,12 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
 def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int:
     """Seeds the optimizer and TensorFlow for a run; returns the sampler's seed."""
     seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
+    chosen = sampler_seed is not None or optimizer.noise_seed_is_given
+    if plan.spec.private and kept is None and chosen:
+        logging.warning(
+            "noise_seed or sampler_seed was given: whoever knows or guesses it undoes "
+            "the protection, and the stated epsilon does not hold. Seeds are for tests."
+        )
     optimizer.reseed_for_a_run()
     if kept is not None:
         optimizer.reseed(kept.secrets.noise_seed)

@@ -392,6 +392,30 @@ MUTATIONS = (
         "why": "damaged vectors are trained on in steps that were paid for",
     },
     {
+        "name": "vectors_that_a_kill_left_are_of_other_documents",
+        "kind": "resumes",
+        "file": "tfdpsq/retriever/stored_pairs.py",
+        "old": "            _require_documents(store, keys)\n",
+        "new": "",
+        "tests": (
+            "tests/retriever/test_stored_pairs.py::"
+            "test_vectors_of_other_documents_are_not_used",
+        ),
+        "why": "a row would learn from another's document, and one pair move many rows",
+    },
+    {
+        "name": "a_documents_vector_depends_on_its_batch",
+        "kind": "resumes",
+        "file": "tfdpsq/retriever/stored_pairs.py",
+        "old": '"document", _BATCH, trim=False)',
+        "new": '"document", _BATCH)',
+        "tests": (
+            "tests/retriever/test_stored_pairs.py::"
+            "test_one_row_more_changes_no_other_documents_vector",
+        ),
+        "why": "one pair would move the rows of others, if by rounding alone",
+    },
+    {
         "name": "gradients_of_identities_are_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/computation.py",

@@ -174,4 +174,42 @@ MUTATIONS = (
         "tests": (_PAID + "test_what_preempted_sets_is_set_back",),
         "why": "what on_step has seen of losses is put into a weight after it",
     },
+    {
+        "name": "statistics_of_rows_need_no_declaration",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        if found and not self._adapted_to:",
+        "new": "        if found and self.reads.strict:",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_statistics_of_rows_are_released_only_where_their_owner_is_declared",
+        ),
+        "why": "the mean of the rows is released, exactly, under a clean certificate",
+    },
+    {
+        "name": "private_statistics_are_no_read",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": 'if adapted and self._adapted_to == "private":',
+        "new": 'if adapted and self._adapted_to == "public":',
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_statistics_of_rows_are_released_only_where_their_owner_is_declared",
+        ),
+        "why": "nobody learns that the weights hold statistics which no noise covers",
+    },
+    {
+        "name": "noise_of_a_chosen_seed_is_certified",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        if self.plan.spec.private and self._directory is None:\n"
+        "            ran.",
+        "new": "        if self.plan.spec.secure and self._directory is None:\n"
+        "            ran.",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_noise_of_a_seed_that_somebody_chose_has_none",
+        ),
+        "why": "whoever guesses the seed subtracts the noise",
+    },
 )

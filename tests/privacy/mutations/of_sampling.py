@@ -230,4 +230,24 @@ MUTATIONS = (
         ),
         "why": "the last batch of an epoch has units that were in it before",
     },
+    {
+        "name": "owners_of_any_labels",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": "        _require_labels(labels, owners)\n",
+        "new": "",
+        "tests": ("tests/privacy/test_sampling.py::test_what_does_not_fit_is_refused",),
+        "why": "several persons are one unit, of which one moves the sum by 2C",
+    },
+    {
+        "name": "owners_in_a_list_as_numpy_takes_them",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": "np.asarray(labels) if given else np.asarray(labels, object)",
+        "new": "np.asarray(labels)",
+        "tests": (
+            "tests/privacy/test_sampling.py::test_groups_hold_the_rows_of_each_label",
+        ),
+        "why": "numbers that rounding makes equal are one owner",
+    },
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -242,19 +242,49 @@ class Groups:
         """The groups of rows that bear the same label.
 
         Args:
-          labels: [rows], whose row each is: integers or strings.
+          labels: [rows], whose row each is: integers, or strings.
 
         Raises:
-          InputError: no labels, or not one for each row.
+          InputError: no labels, not one for each row, or labels that are neither.
         """
-        owners = np.asarray(labels)
+        # A list as it is: numpy would make 64-bit integers, None or NaN among others
+        # floats or strings, and so of several owners one.
+        given = hasattr(labels, "dtype")
+        owners = np.asarray(labels) if given else np.asarray(labels, object)
         if owners.ndim != 1 or not len(owners):
             raise validation.InputError(
                 f"labels have shape {owners.shape}; give one label for each row."
             )
+        _require_labels(labels, owners)
         _, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return cls(np.argsort(owner, kind="stable").astype(np.int64), offsets)
+
+
+def _require_labels(given: Any, owners: np.ndarray) -> None:
+    """Refuses labels of which several could be one, which would merge their owners.
+
+    Of two persons merged into one unit, one that leaves does not take the unit along,
+    but can turn its clipped gradient around: twice the sensitivity.
+    """
+    of_objects = [int, np.integer], [str], [bytes]
+    if np.ma.is_masked(given):
+        found = "masked"
+    elif owners.dtype.kind in "iuUS":
+        return
+    elif owners.dtype.kind != "O":
+        found = owners.dtype.name
+    elif any(
+        all(isinstance(one, tuple(kinds)) for one in owners) for kinds in of_objects
+    ):
+        return
+    else:
+        found = " and ".join(sorted({type(one).__name__ for one in owners}))
+    raise validation.InputError(
+        f"labels are {found}. Give integers alone, or strings alone: others can be "
+        "equal for several owners (NaN, rounded numbers), who would then be one unit. "
+        "Rows of no known owner need a label of their own each, or to be left out."
+    )
 
 
 class UserSampler:
