@@ -118,7 +118,7 @@ def test_batches_are_those_of_memory(
     if stays:
         files = sorted((tmp_path / "rows" / "documents").glob("rows-*"))
         distinct = len({row.document for row in rows})
-        assert sum(os.path.getsize(file) for file in files) == distinct * 12 * 4
+        assert sum(os.path.getsize(file) for file in files) == distinct * (12 * 4 + 8)
 
 
 @pytest.mark.parametrize("known", [0, 5, None])
@@ -175,6 +175,53 @@ def test_embedded_rows_are_those_of_memory(
             stored_pairs.WithVectors(tmp_path / "vectors", other, model, held)
 
 
+def test_one_row_more_changes_no_other_documents_vector(
+    rows, tokenizer, make_model, tmp_path
+):
+    """To the last bit, whatever shares its batch, and wherever it stands in it."""
+    lengths = {"query_length": 6, "document_length": 64}
+    model = make_model(shared=False, **lengths)
+    model.document_tower.trainable = False
+    cut = [
+        dataclasses.replace(row, document=" ".join(row.document.split()[: 1 + i % 8]))
+        for i, row in enumerate(rows)
+    ]
+    arrays = encode_rows(cut, tokenizer, **lengths)
+    first = encode_documents([" ".join(["w1 w2 w3"] * 9)], tokenizer, 64)
+    more = {
+        name: np.concatenate([first.get(name, values[:1]), values])
+        for name, values in arrays.items()
+    }
+    found = [
+        stored_pairs.WithVectors(
+            tmp_path / f"vectors{number}",
+            write_rows(tmp_path / f"rows{number}", [given]),
+            model,
+        ).take(np.arange(number, number + 63))["document_vectors"]
+        for number, given in enumerate((arrays, more))
+    ]
+    np.testing.assert_array_equal(*found, strict=True)
+
+
+def test_vectors_of_other_documents_are_not_used(rows, tokenizer, make_model, tmp_path):
+    """A corpus in another order has other known documents, and as many new ones."""
+    model = make_model(shared=False)
+    model.document_tower.trainable = False
+    store = write_rows(tmp_path / "rows", [encode_rows(rows, tokenizer, **LENGTHS)])
+    texts = sorted({row.document for row in rows})
+    here, there = (
+        with_vectors(
+            model, encode_documents(known, tokenizer, LENGTHS["document_length"])
+        )
+        for known in (texts[:5], texts[-5:])
+    )
+    place = tmp_path / "vectors"
+    stored_pairs.WithVectors(place, store, model, here)
+    stored_pairs.WithVectors(place, store, model, here)
+    with pytest.raises(DataError, match="other documents"):
+        stored_pairs.WithVectors(place, store, model, there)
+
+
 def _pooling(make_model, trained=("query_tower/projection/kernel",), **changes):
     model = make_model(**{"shared": False, **changes})
     train_only(model, list(trained))
@@ -209,6 +256,13 @@ def test_pooled_queries_are_those_of_the_tower(
     one, two = (rows.take(same)["query_states"] for rows in (found, again))
     np.testing.assert_array_equal(one, two, strict=True)
     assert (again.take([10])["query_states"] != found.take([10])["query_states"]).any()
+    # Nor does a row more, which moves all others by a place.
+    more = {name: np.concatenate([v[5:6], v]) for name, v in arrays.items()}
+    moved = stored_pairs.PooledQueries(
+        tmp_path / "moved", write_rows(tmp_path / "more", [more]), model
+    )
+    one, two = found.take(range(63)), moved.take(range(1, 64))
+    np.testing.assert_array_equal(one["query_states"], two["query_states"], strict=True)
 
 
 def test_a_killed_runs_pooled_queries_are_used_again(

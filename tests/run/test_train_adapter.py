@@ -365,6 +365,12 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     )
     mined = {"run": "judged"}
     _refused(base, tmp_path, "unit is 'pair' and hard", unit="pair", mined=mined)
+    # Its ids are the same; the embeddings are of the pairs' own documents.
+    shutil.copytree(base / "pairs", tmp_path / "others")
+    corpus = tmp_path / "others" / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace("This function", "That method"))
+    elsewhere = {**mined, "corpus": str(tmp_path / "others")}
+    _refused(base, tmp_path, "hard_negatives.corpus is .*others", mined=elsewhere)
     _refused(base, tmp_path, "which has no directory 'documents'", documents="")
     free = _public(base, tmp_path)
     _refused(base, tmp_path, "a synthetic or public set", pairs=free)

@@ -33,7 +33,8 @@ class Embedder:
 
     Texts of like length share a batch, which is cut to its longest text; padding
     never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
-    the full length instead, as each new shape would compile again. In a strategy's
+    the full length instead, as each new shape would compile again; so it has without
+    `trim`, and then no text changes another's embedding, to the last bit. In a strategy's
     scope, which the model was made in, each replica embeds batches of its own. On a
     processor, without XLA, a batch is at most 32 texts, which stay in the cache.
     """
@@ -45,6 +46,7 @@ class Embedder:
         kind: str,
         batch_size: int = 128,
         jit_compile: bool = False,
+        trim: bool = True,
     ):
         """Makes the function.
 
@@ -54,6 +56,7 @@ class Embedder:
           kind: "query" or "document": the tower, and the length texts are cut to.
           batch_size: texts at a time.
           jit_compile: compile with XLA.
+          trim: cut each batch to its longest text.
 
         Raises:
           InputError: unknown kind, or batch_size below 1.
@@ -75,7 +78,7 @@ class Embedder:
             ],
             jit_compile,
         )
-        self._trim = not (jit_compile or self._embed.static)
+        self._trim = trim and not (jit_compile or self._embed.static)
 
     def windows(
         self, texts: Iterable[str], done: Callable[[int], Any] | None = None

@@ -184,16 +184,22 @@ class WithVectors:
         earlier = np.asarray(held.get("document_key", ()), np.int64)
         self._known = held.get("document_vectors")
         self._places, new = distinct(keys, earlier)
-        self._stored = self._embedded(Path(path), new, model)
+        self._stored = self._embedded(Path(path), new, keys.ravel()[new], model)
 
     def _embedded(
-        self, path: Path, texts: np.ndarray, model: TwoTower
+        self, path: Path, texts: np.ndarray, keys: np.ndarray, model: TwoTower
     ) -> RowStore | None:
-        """Stores the vectors of texts, which are numbered row by row."""
+        """Stores the vectors of texts, which are numbered row by row, and their keys.
+
+        Each batch has the same shape, whatever its texts: one document's vector does
+        not depend on another's, to the last bit.
+        """
         if not len(texts):
             return None
         if path.is_dir():
-            return _reopened(path, len(texts), "documents")
+            store = _reopened(path, len(texts), "documents")
+            _require_documents(store, keys)
+            return store
 
         def take(numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
             rows, columns = np.divmod(numbers, self._places.shape[1])
@@ -201,9 +207,16 @@ class WithVectors:
             at = range(len(rows)), columns
             return _together(found, "ids")[at], _together(found, "lengths")[at]
 
-        embedder = Embedder(model, Tokenised(take), "document", _BATCH)
-        windows = embedder.windows(map(str, texts.tolist()))
-        return write_rows(path, ({"document_vectors": some} for some in windows))
+        embedder = Embedder(model, Tokenised(take), "document", _BATCH, trim=False)
+
+        def chunks() -> Iterator[dict[str, np.ndarray]]:
+            start = 0
+            for vectors in embedder.windows(map(str, texts.tolist())):
+                own = keys[start : start + len(vectors)]
+                yield {"document_key": own, "document_vectors": vectors}
+                start += len(vectors)
+
+        return write_rows(path, chunks())
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -306,6 +319,27 @@ def _reopened(path: Path, count: int, what: str) -> RowStore:
             "Move it away: it is made again.",
         )
     return store
+
+
+def _require_documents(store: RowStore, keys: np.ndarray) -> None:
+    """Refuses vectors of other documents, or in another order.
+
+    Which documents of the rows are stored depends on those that are known, and so on
+    the order of the corpus that these were drawn from.
+
+    Raises:
+      DataError: they are not those of `keys` [N].
+    """
+    for start in range(0, len(keys), _ROWS):
+        wanted = keys[start : start + _ROWS]
+        found = store.take(range(start, start + len(wanted)))
+        if not np.array_equal(found.get("document_key", ()), wanted):
+            raise DataError(
+                store.path,
+                "it has the vectors of other documents than the rows need: the corpus, "
+                "or its order, is not the one that it was made with",
+                "Restore that corpus, or move the directory away: it is made again.",
+            )
 
 
 def _document_keys(rows: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -149,6 +149,12 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         **hard_negatives.inputs(negatives, config.pairs, private),
     }
     documents.require_corpus(inputs["corpus"])
+    if inputs.get("hard_negatives_corpus", inputs["corpus"]) != inputs["corpus"]:
+        raise validation.InputError(
+            f"hard_negatives.corpus is {config.hard_negatives.corpus!r}, other documents "
+            f"than those of {config.pairs}, whose embeddings are read by id. Mine in the "
+            "pairs' own corpus, and leave hard_negatives.corpus at ''."
+        )
     queries.require_queries(config.pairs, config.split, private)
     run_dir = private / workdir.RUNS / directory.name
     make = functools.partial(_make, config, run_dir, output, inputs, given, negatives)
