@@ -18,6 +18,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.batches import as_bytes
+from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.sampling import Groups
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -339,16 +340,34 @@ def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) ->
             )
 
 
-def adapted_layers(model: keras.Model) -> list[str]:
+def adapted_layers(model: keras.Model, plan: PrivacyPlan, declared: str) -> str:
     """Names the layers of a model that keep statistics or words of data.
 
     Those that were given them when they were made, or loaded, are not told from others.
+
+    Args:
+      model: the model.
+      plan: the run's; without a guarantee nothing is named.
+      declared: "public" or "private", as the data are; "" if nobody said it.
+
+    Raises:
+      InputError: there are such layers, and nobody said whose data these are.
     """
-    return [
+    found = ", ".join(
         layer.name
         for layer in model._flatten_layers(include_self=False)
         if getattr(layer, "_is_adapted", False)  # of Keras's preprocessing layers
-    ]
+    )
+    if not plan.spec.private:
+        return ""
+    if found and not declared:
+        raise validation.InputError(
+            f"adapt() was called on {found}: statistics or words of those data are "
+            "released with the model, without noise. Give PrivateModel "
+            "adapted_to='public' if the data were public; 'private' states in the "
+            "certificate that epsilon does not cover them."
+        )
+    return found
 
 
 def require_validation(given: Any) -> None:

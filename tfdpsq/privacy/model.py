@@ -336,7 +336,7 @@ class PrivateModel(keras.Model):
         self, directory: str | os.PathLike | None, validation_data: Any
     ) -> None:
         """Records what `fit` reads beyond ε; in the directory, if there is one."""
-        adapted = self._adapted_layers()
+        adapted = fit_inputs.adapted_layers(self.model, self.plan, self._adapted_to)
         if validation_data is not None:
             fit_inputs.require_validation(validation_data)
         if directory is not None:
@@ -350,29 +350,9 @@ class PrivateModel(keras.Model):
                 "the validation data, after every epoch", "the history of fit()"
             )
         if adapted and self._adapted_to == "private":
-            self.reads.record(
-                f"the data that {', '.join(adapted)} adapted to", "the released weights"
-            )
+            self.reads.record(f"the data that {adapted} adapted to", "the weights")
         if not self.reads.strict:
             self.reads.record("the training loss of every step", "the history of fit()")
-
-    def _adapted_layers(self) -> list[str]:
-        """Names the layers that hold statistics or words of data.
-
-        Raises:
-          InputError: there are such layers, and nobody said whose data these are.
-        """
-        if not self.plan.spec.private:
-            return []
-        found = fit_inputs.adapted_layers(self.model)
-        if found and not self._adapted_to:
-            raise validation.InputError(
-                f"adapt() was called on {', '.join(found)}: statistics or words of "
-                "those data are released with the model, without noise. Give "
-                "PrivateModel adapted_to='public' if the data were public; 'private' "
-                "states in the certificate that epsilon does not cover them."
-            )
-        return found
 
     def _require_idle(self, what: str) -> None:
         """Refuses what a callback must not call, while `fit` runs."""
@@ -481,7 +461,7 @@ class PrivateModel(keras.Model):
         if self.plan.spec.private and self._directory is None:
             ran.optimizer.require_secret_noise()
         engine = ran.optimizer.engine
-        adapted = self._adapted_layers()
+        adapted = fit_inputs.adapted_layers(self.model, self.plan, self._adapted_to)
         return make_certificate(
             ran.plan,
             self.steps_executed,
@@ -496,10 +476,7 @@ class PrivateModel(keras.Model):
                 if engine == "fast"
                 else "as in tensorflow-privacy",
                 **(
-                    {
-                        "adapted_layers": f"{', '.join(adapted)}, declared to have been "
-                        f"adapted to {self._adapted_to} data"
-                    }
+                    {"adapted_layers": f"{adapted}, to {self._adapted_to} data"}
                     if adapted
                     else {}
                 ),

@@ -32,11 +32,11 @@ class Embedder:
     """Embeds texts in batches of one size, by a function compiled once.
 
     Texts of like length share a batch, which is cut to its longest text; padding
-    never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
-    the full length instead, as each new shape would compile again; so it has without
-    `trim`, and then no text changes another's embedding, to the last bit. In a strategy's
-    scope, which the model was made in, each replica embeds batches of its own. On a
-    processor, without XLA, a batch is at most 32 texts, which stay in the cache.
+    never changes an embedding (beyond rounding, below 1e-6). Without `trim` every batch
+    has the full length, and no text changes another's embedding, to the last bit. So it
+    has under XLA, as each new shape would compile again. In a strategy's scope, which
+    the model was made in, each replica embeds batches of its own. On a processor,
+    without XLA, a batch is at most 32 texts, which stay in the cache.
     """
 
     def __init__(

@@ -177,9 +177,9 @@ MUTATIONS = (
     {
         "name": "statistics_of_rows_need_no_declaration",
         "kind": "reads",
-        "file": "tfdpsq/privacy/model.py",
-        "old": "        if found and not self._adapted_to:",
-        "new": "        if found and self.reads.strict:",
+        "file": "tfdpsq/privacy/fit_inputs.py",
+        "old": "    if found and not declared:",
+        "new": '    if found and declared == "private":',
         "tests": (
             "tests/privacy/test_model_certificate.py::"
             "test_statistics_of_rows_are_released_only_where_their_owner_is_declared",
