@@ -139,7 +139,7 @@ def test_a_user_without_rows_takes_part_with_none():
     [
         _LABELS,
         [7, 3, 7, 9, 7, 3, 11],
-        # As floats, all of them would be one.
+        # As floats, most of them would be one.
         [2**63 + 1, 2**63, 2**63 + 1, 2**63 + 2, 2**63 + 1, 2**63, -5],
         np.array([7, 3, 7, 9, 7, 3, 11], np.uint8),
         np.array(["b", "a", "b", "c", "b", "a", "d"], object),

@@ -245,9 +245,7 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "np.asarray(labels) if given else np.asarray(labels, object)",
         "new": "np.asarray(labels)",
-        "tests": (
-            "tests/privacy/test_sampling.py::test_groups_hold_the_rows_of_each_label",
-        ),
-        "why": "numbers that rounding makes equal are one owner",
+        "tests": ("tests/privacy/test_sampling.py::test_what_does_not_fit_is_refused",),
+        "why": "all rows without an owner are one owner's",
     },
 )
