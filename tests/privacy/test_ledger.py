@@ -41,6 +41,7 @@ def test_steps_are_paid_in_order_each_once(tmp_path):
     assert len(set(heads)) == 4
     with _open(tmp_path / "ledger.jsonl", steps=3) as ledger:
         assert (ledger.steps_paid, ledger.head) == (3, heads[-1])
+        assert ledger.first_chain == heads[0]
         assert [ledger.pay(step) for step in range(3)] == [False] * 3
 
 

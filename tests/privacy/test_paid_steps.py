@@ -16,11 +16,13 @@ from tfdpsq.privacy import (
     PrivacySpec,
     PrivateModel,
     checkpoint,
+    discard_state,
     make_optimizer,
     make_plan,
     train,
 )
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
+from tfdpsq.validation import DataError
 
 _STEPS = 6
 
@@ -155,6 +157,51 @@ def test_copies_of_a_run_that_paid_nothing_share_nothing(tmp_path, monkeypatch):
     seeds = {seed for s in states for seed in (s.noise_seed, s.sampler_seed)}
     assert len(seeds) == 4
     assert read_ledger(begun / FILE_NAME).head != read_ledger(copy / FILE_NAME).head
+
+
+def test_seeds_of_an_attempt_before_take_no_step_again(tmp_path, monkeypatch):
+    """They gave a second release, independent of the first, which nobody counted."""
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    with monkeypatch.context() as patch:
+        _cannot_pay(patch, 0)
+        assert _Run(run).steps == 0
+    shutil.copytree(run / checkpoint.STATE, backup)
+    with monkeypatch.context() as patch:  # killed between a new ledger and its seeds
+        patch.setattr(checkpoint, "open_secrets", lambda *_: _stop())
+        assert _Run(run).raised is not None
+    assert _Run(run).executed == _STEPS  # it paid for nothing, and begins anew
+    paid = (run / FILE_NAME).read_bytes()
+    discard_state(run)
+    shutil.copytree(backup, run / checkpoint.STATE)
+    told = f"{checkpoint.SECRETS}: these are not the seeds of the 6 .*{FILE_NAME} pays"
+    with pytest.raises(DataError, match=f"{told}.* Restore the state .*budget of its"):
+        _Run(run)
+    assert (run / FILE_NAME).read_bytes() == paid
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, checkpoint.STATE])
+def test_ledger_and_seeds_of_two_runs_do_not_go_on_together(tmp_path, name):
+    """Plan, data and settings are the same, and so is the number of paid steps."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for directory in (one, other):
+        assert _Run(directory, stop_at=1).steps == 1
+    (one / name).rename(tmp_path / name)
+    (other / name).rename(one / name)
+    with pytest.raises(DataError, match="not the seeds of the 1 steps"):
+        _Run(one)
+    (one / name).rename(other / name)
+    (tmp_path / name).rename(one / name)
+    assert _Run(one).executed == _Run(other).executed == _STEPS
+
+
+def test_seeds_of_an_older_version_which_name_no_ledger_go_on(tmp_path):
+    assert _Run(tmp_path, stop_at=1).steps == 1
+    path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
+    kept = json.loads(path.read_text())
+    header = (tmp_path / FILE_NAME).read_text().splitlines()[0]
+    assert kept.pop("ledger") == json.loads(header)["chain"]
+    path.write_text(json.dumps(kept))
+    assert _Run(tmp_path).executed == _STEPS
 
 
 def test_a_run_stopped_early_counts_and_pays_for_what_it_ran(tmp_path):

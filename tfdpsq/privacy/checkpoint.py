@@ -1,7 +1,8 @@
 """Saved states, from which a killed run goes on as if nothing had happened.
 
     DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
-    DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler
+    DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler, and of
+                                      which ledger they are
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
 Until a step is paid for, seeds and weights are made again every time.
@@ -31,6 +32,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import computation
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER_FILE
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import KEY_BITS
 
@@ -48,6 +50,8 @@ _KEPT = 2
 # As `save` names a state; other files there, such as copies, are not ours.
 _STATE_NAME = re.compile("step-[0-9]{8,}\\.npz")
 _SEEDS = ("noise_seed", "sampler_seed")
+# Next to the seeds, the first chain of the ledger that pays for their steps.
+_LEDGER = "ledger"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,22 +109,29 @@ def open_secrets(
     steps_paid: int,
     settings: Mapping[str, str],
     secure: bool = False,
+    ledger: str | None = None,
 ) -> Secrets:
     """The seeds of the run in `directory`, made and written if no step is paid for.
 
     Seeds and states found there are then removed: a copy of them may have gone on as
     another run, and with the same noise both together reveal what it hides.
 
+    New seeds name the ledger whose steps they are for. With seeds of another ledger,
+    from a backup say, all its paid steps would be taken again, free of charge, on other
+    rows and under other noise.
+
     Args:
       directory: the run's private directory.
       steps_paid: what its ledger says.
       settings: what must be as it was for a step to be the same step.
       secure: whether new seeds are keys of a cryptographic generator.
+      ledger: `Ledger.first_chain` of the directory's; `None` neither keeps nor
+        compares it.
 
     Raises:
       InputError: steps were paid for but the seeds are gone, so that no replay can
         be the same step; or with other settings.
-      DataError: the file is damaged.
+      DataError: the file is damaged, or of another ledger.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
     require_own_state(directory)
@@ -129,7 +140,7 @@ def open_secrets(
         for left in _files(path.parent):
             left.unlink()
         made = Secrets(fresh_seed(secure), fresh_seed(secure))
-        _write(path, _content(made, settings))
+        _write(path, _content(made, settings, ledger))
         return made
     if not path.is_file():
         raise spent(directory, steps_paid, f"{path} is not there")
@@ -137,12 +148,41 @@ def open_secrets(
         found = validation.parse_json(path.read_text("utf-8"))
         kept = Secrets(*(_seed(found[name], secure) for name in _SEEDS))
         before = {str(k): str(v) for k, v in found["settings"].items()}
+        ledger_before = found.get(_LEDGER, ledger)  # older versions did not keep it
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.DataError(
             path,
             f"it does not hold the run's two seeds ({error})",
             "Restore it from a backup: without it the run cannot go on.",
         ) from error
+    if ledger is not None and ledger_before != ledger:
+        raise validation.DataError(
+            path,
+            f"these are not the seeds of the {steps_paid} steps that "
+            f"{path.parents[1] / LEDGER_FILE} pays for, which would be taken again as "
+            "other steps",
+            f"Restore the {STATE} that belongs to this ledger, or use another "
+            "directory: a new run spends a budget of its own, and both add up.",
+        )
+    _require_same_settings(path, before, settings)
+    return kept
+
+
+def _require_same_settings(
+    path: pathlib.Path, before: Mapping[str, str], settings: Mapping[str, str]
+) -> None:
+    """Refuses settings with which paid steps would be other steps.
+
+    Args:
+      path: the file of the run's seeds.
+      before: the settings in it.
+      settings: those of now.
+
+    Raises:
+      InputError: names what differs.
+      DataError: the file does not say what model and loss computed.
+    """
+    directory = path.parents[1]
     for name, value in settings.items():
         if name == NOT_TRAINED:
             if before.get(name, value) != value:  # older versions did not keep it
@@ -180,7 +220,6 @@ def open_secrets(
             f"the run in {directory} began on {before['replicas']} replicas with "
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
-    return kept
 
 
 def _without_device(setting: str) -> str:
@@ -399,10 +438,13 @@ def _step(path: pathlib.Path) -> int:
     return int(path.stem.split("-")[1])
 
 
-def _content(secrets: Secrets, settings: Mapping[str, str]) -> bytes:
-    return json.dumps(
-        {**dataclasses.asdict(secrets), "settings": dict(settings)}
-    ).encode()
+def _content(
+    secrets: Secrets, settings: Mapping[str, str], ledger: str | None
+) -> bytes:
+    # Not among the settings or in the digest: runs of older versions lack it.
+    of_ledger = {} if ledger is None else {_LEDGER: ledger}
+    content = {**dataclasses.asdict(secrets), "settings": dict(settings), **of_ledger}
+    return json.dumps(content).encode()
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:

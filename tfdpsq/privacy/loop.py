@@ -453,11 +453,13 @@ def kept_in(
 ) -> Iterator[Kept | None]:
     """Opens the ledger and the seeds in a directory; gives `None` without one.
 
-    Until a step is paid for, both are made again each time. So a ledger's head and its
-    seeds belong to one run, even if somebody copied the directory before.
+    Until a step is paid for, both are made again each time, the ledger first, and the
+    seeds name it. So a ledger's head and its seeds belong to one run, even if somebody
+    copied the directory before, or puts seeds back that were kept elsewhere.
 
     Raises:
-      InputError: they are of another plan, other data or settings, or damaged.
+      InputError: they are of another plan, other data or settings, not of one run, or
+        damaged.
     """
     if directory is None:
         yield None
@@ -477,7 +479,11 @@ def kept_in(
     )
     try:
         secrets = checkpoint.open_secrets(
-            directory, ledger.steps_paid, settings, plan.spec.secure
+            directory,
+            ledger.steps_paid,
+            settings,
+            plan.spec.secure,
+            ledger.first_chain,
         )
         yield Kept(directory, ledger, secrets)
     finally:

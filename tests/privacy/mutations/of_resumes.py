@@ -523,4 +523,16 @@ MUTATIONS = (
         ),
         "why": "paid steps could be repeated with other draws",
     },
+    {
+        "name": "seeds_of_another_ledger_accepted",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    if ledger is not None and ledger_before != ledger:\n",
+        "new": "    if False:\n",
+        "tests": (
+            _PAID + "test_seeds_of_an_attempt_before_take_no_step_again",
+            _PAID + "test_ledger_and_seeds_of_two_runs_do_not_go_on_together",
+        ),
+        "why": "all paid steps are taken again as others: a release that nobody counts",
+    },
 )

@@ -88,15 +88,19 @@ class Ledger:
     Not for several threads at once. Also a context manager that closes it.
     """
 
-    def __init__(self, file: AppendOnlyFile, summary: LedgerSummary) -> None:
+    def __init__(
+        self, file: AppendOnlyFile, summary: LedgerSummary, first_chain: str
+    ) -> None:
         """Takes over a locked file; to be made by `Ledger.open`.
 
         Args:
           file: the ledger's lines.
           summary: what they say.
+          first_chain: chain of the first of them.
         """
         self._file = file
         self._summary = summary
+        self._first_chain = first_chain
 
     @classmethod
     def open(
@@ -147,7 +151,7 @@ class Ledger:
         file = AppendOnlyFile.open(path, first)
         try:
             with file.reader() as lines:
-                summary, size, torn = _read(file.path, lines)
+                summary, first_chain, size, torn = _read(file.path, lines)
             if summary.steps_paid < steps_taken:
                 raise DataError(
                     file.path,
@@ -162,7 +166,7 @@ class Ledger:
                 _check_same(file.path, summary, header)
             elif summary.head != head:
                 file.replace(first)
-                summary, torn = _summary(header, 0, head), 0
+                summary, first_chain, torn = _summary(header, 0, head), head, 0
             if torn:
                 logging.warning(
                     "%s: cut off %d bytes of a line that was being written when its "
@@ -174,7 +178,7 @@ class Ledger:
         except BaseException:
             file.close()
             raise
-        return cls(file, summary)
+        return cls(file, summary, first_chain)
 
     @property
     def path(self) -> Path:
@@ -190,6 +194,11 @@ class Ledger:
     def steps_paid(self) -> int:
         """Logical steps paid, from the first on."""
         return self._summary.steps_paid
+
+    @property
+    def first_chain(self) -> str:
+        """Chain of the first line, 64 hex digits: no other ledger has it."""
+        return self._first_chain
 
     @property
     def head(self) -> str:
@@ -305,16 +314,22 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _read(path: Path, file: BinaryIO) -> tuple[LedgerSummary, int, int]:
-    """Returns what the lines say, the bytes of whole ones, and of a torn last one."""
+def _read(path: Path, file: BinaryIO) -> tuple[LedgerSummary, str, int, int]:
+    """Reads and checks all lines.
+
+    Returns:
+      What they say, the first one's chain, the bytes of whole ones, and of a torn last
+      one.
+    """
     first = file.readline()
-    header, chain = _header(path, first)
+    header, first_chain = _header(path, first)
+    chain = first_chain
     size, steps = len(first), 0
     for raw in file:
         expected, following = _line({"step": steps}, chain)
         if raw != expected:
             if not raw.endswith(b"\n") and expected.startswith(raw):
-                return _summary(header, steps, chain), size, len(raw)
+                return _summary(header, steps, chain), first_chain, size, len(raw)
             raise DataError(
                 path,
                 f"{raw[:60]!r} does not follow from the lines before it: this line "
@@ -330,7 +345,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[LedgerSummary, int, int]:
                 steps + 2,
             )
         steps, chain, size = steps + 1, following, size + len(raw)
-    return _summary(header, steps, chain), size, 0
+    return _summary(header, steps, chain), first_chain, size, 0
 
 
 def _summary(header: Mapping[str, Any], paid: int, head: str) -> LedgerSummary:
