@@ -210,6 +210,34 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
     return made
 
 
+def plan_marked(directory: str | os.PathLike, private: str | None = None) -> Plan:
+    """Decides what is deleted in a workdir that takes no stage from then on.
+
+    A stage that began before the mark and looked for it has locked what it makes.
+
+    Args:
+      directory: as for `plan`.
+      private: as for `plan`.
+
+    Raises:
+      InputError: as `plan`; where a stage began meanwhile, the mark is removed again.
+        Or the mark cannot be written.
+    """
+    made = plan(directory, private)  # a running stage goes on without a mark
+    marked = _is_marked(made)
+    _mark(made)
+    try:
+        # Twice: the first time, an output that gets its name after the walk and before
+        # the look for locks is missed by both.
+        for _ in range(2):
+            made = plan(directory, private)
+    except validation.InputError:
+        if not marked:  # else something may be deleted already
+            outputs.unmark_forgotten(made.private)
+        raise
+    return made
+
+
 def forget(made: Plan) -> list[pathlib.Path]:
     """Deletes what a plan lists.
 
@@ -219,8 +247,7 @@ def forget(made: Plan) -> list[pathlib.Path]:
     Raises:
       InputError: the mark that the workdir was forgotten cannot be written.
     """
-    if any(made.private in path.parents for path in [*made.delete, *made.kept]):
-        _mark(made)
+    _mark(made)
     failed = []
     for path in made.delete:
         try:
@@ -239,11 +266,19 @@ def forget(made: Plan) -> list[pathlib.Path]:
     return failed
 
 
-def _mark(made: Plan) -> None:
-    """Marks the private directory; on a full disk after deleting logs and rows.
+def _is_marked(made: Plan) -> bool:
+    """Returns whether the private directory is known to be forgotten."""
+    return (made.private / layout.FORGOTTEN).exists()
 
-    No stage needs those to be right.
+
+def _mark(made: Plan) -> None:
+    """Marks the private directory, if something of ours is in it.
+
+    On a full disk after deleting logs and rows: no stage needs those to be right.
     """
+    ours = any(made.private in path.parents for path in [*made.delete, *made.kept])
+    if not ours or _is_marked(made):
+        return
     try:
         outputs.mark_forgotten(made.private)
     except validation.InputError:
@@ -543,7 +578,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     def run(words: Sequence[str]) -> tuple[int, str]:
         if len(words) != 1:
             raise app.UsageError("")
-        made = plan(words[0], own.private)
+        planned = plan_marked if own.delete else plan
+        made = planned(words[0], own.private)
         failed = forget(made) if own.delete else []
         unsure = bool(made.unsure or made.elsewhere) or any(map(_unsafe, made.linked))
         unsure = own.delete and unsure

@@ -1,6 +1,7 @@
 """Mistakes in what a job may spend, and in what `forget` leaves."""
 
 _FORGET = "tests/run/test_forget.py::"
+_RACES = "tests/run/test_forget_races.py::"
 _STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
 
 MUTATIONS = (
@@ -136,6 +137,31 @@ MUTATIONS = (
         "why": "private measures stay, and the command says that all is gone",
     },
     {
+        "name": "forget_looks_for_stages_before_its_mark_alone",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            made = plan(directory, private)\n",
+        "new": "            pass\n",
+        "tests": (
+            _RACES + "test_a_stage_that_begins_after_the_first_look_is_not_deleted",
+        ),
+        "why": "what a stage that began meanwhile makes of private queries stays",
+    },
+    {
+        "name": "outputs_look_once_whether_their_workdir_was_forgotten",
+        "kind": "release",
+        "file": "tfdpsq/run/core/outputs.py",
+        "old": "    if output.owner_only:\n        dataclasses",
+        "new": "    if False:\n        dataclasses",
+        "tests": (
+            _RACES
+            + "test_an_output_declared_before_its_workdir_was_forgotten_is_not_made",
+            _RACES
+            + "test_an_output_whose_workdir_is_forgotten_while_it_is_made_is_removed",
+        ),
+        "why": "a stage that began before writes what is private after it",
+    },
+    {
         "name": "certificates_of_one_folder_are_one_release",
         "kind": "composition",
         "file": "tfdpsq/run/core/spending.py",
@@ -212,6 +238,48 @@ MUTATIONS = (
             "tests/run/test_budget.py::test_a_link_to_a_workdir_or_its_report_is_named",
         ),
         "why": "private queries are released, and no word is said of it",
+    },
+    {
+        "name": "links_to_files_of_an_artefact_cost_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": """\
+            if counts or releases.is_released(inside):
+                _add_linked(found, inside)
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_budget_links.py::"
+            "test_a_link_to_a_part_costs_what_all_of_it_does",
+        ),
+        "why": "an adapter's only file is released, and its run is in no total",
+    },
+    {
+        "name": "links_to_folders_of_an_artefact_cost_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": """\
+    if counts:
+        _add_linked(found, folder)
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_budget_links.py::"
+            "test_a_link_to_a_part_costs_what_all_of_it_does",
+        ),
+        "why": "an index's documents are released, and its run is in no total",
+    },
+    {
+        "name": "certificate_above_a_private_directory_covers_its_keys",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "if artefact and releases.PRIVATE_FOLDER not in inside:",
+        "new": "if artefact:",
+        "tests": (
+            "tests/run/test_budget_links.py::"
+            "test_a_certificate_above_a_private_directory_does_not_cover_its_keys",
+        ),
+        "why": "a key is released, and no word is said of it",
     },
     {
         "name": "limit_reserves_nothing",

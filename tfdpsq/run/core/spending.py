@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
+from tfdpsq.data.records import PART_FILE
 from tfdpsq.privacy.proof import budget, certificate_files, composition
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import layout, releases, workdir
@@ -68,7 +69,8 @@ def find_certificates(directory: str | os.PathLike) -> Found:
     passed over, unless one is given itself. What a command has not
     finished never counts. Symbolic links are followed, each real directory once as
     what is released and once as what is not: a link under `release` releases what it
-    leads to, and is refused where that is private.
+    leads to, and is refused where that is private. One that leads to a part of an
+    artefact, a file or a folder in it, counts as the artefact.
 
     Raises:
       InputError: there is no such directory, or no artefact in it was released.
@@ -111,6 +113,8 @@ def _walk(
         return
     seen.add(visit)
     counts = released or not private
+    if counts:
+        _add_linked(found, folder)
     if counts and any((folder / name).is_file() for name in _MARKED):
         private_itself = releases.marked(folder) == releases.PRIVATE
         if private_itself and not first and not released:
@@ -121,6 +125,8 @@ def _walk(
             _add(found, folder, folder / FILE_NAME)
     for inside in sorted(folder.iterdir()):
         if not inside.is_dir() or releases.UNFINISHED.fullmatch(inside.name):
+            if counts or releases.is_released(inside):
+                _add_linked(found, inside)
             _require_releasable(found, inside)
             continue
         hides = inside.name == releases.PRIVATE_FOLDER
@@ -133,6 +139,51 @@ def _walk(
         _require_certificate(found, folder)
 
 
+def _artefact_of(real: pathlib.Path) -> pathlib.Path | None:
+    """Returns the nearest directory, links followed, that states what a path cost.
+
+    That is the path itself or one above it with a certificate, the digest of one, or a
+    guarantee; `None` if there is none.
+    """
+    for place in (real, *real.parents):
+        if (place / FILE_NAME).is_file():
+            return place
+        states = releases.marked(place) or any(
+            certificate_files.digest_in(place / name) for name in _MARKED[1:]
+        )
+        if states and not _is_part(place):
+            return place
+    return None
+
+
+def _add_linked(found: Found, link: pathlib.Path) -> None:
+    """Adds what a link leads into: a part of an artefact costs what all of it does."""
+    if not (link.is_symlink() and link.exists()):
+        return
+    real = pathlib.Path(os.path.realpath(link))
+    artefact = _artefact_of(real)
+    if artefact is None:
+        # The rows of a set that were copied without what tells its cost.
+        if releases.is_released(link) and any(
+            (place / PART_FILE).is_file() for place in (real, *real.parents[:2])
+        ):
+            found.refused[os.fspath(link)] = (
+                f"this link releases {real}, a part of a set of queries, and nothing "
+                "there tells what the set cost. Link to the set itself instead, which "
+                "has the certificate."
+            )
+        return
+    # A link to all of it is walked; one to what is private is refused, not counted.
+    if artefact == real or releases.marked(artefact) == releases.PRIVATE:
+        return
+    _add(found, artefact, artefact / FILE_NAME)
+    if releases.marked(artefact) == releases.CERTIFIED:
+        # A stage's certificate can lie in the set that it made.
+        for path in sorted(artefact.rglob(FILE_NAME)):
+            _add(found, path.parent, path)
+        _require_certificate(found, artefact)
+
+
 def _require_releasable(found: Found, link: pathlib.Path) -> None:
     """Refuses a link that releases what no certificate covers."""
     if not (link.is_symlink() and link.exists() and releases.is_released(link)):
@@ -143,8 +194,10 @@ def _require_releasable(found: Found, link: pathlib.Path) -> None:
     if states == releases.PRIVATE:
         problem = f'whose guarantee is "{states}"'
     elif states is None and releases.is_under_private(real):
-        if any((place / FILE_NAME).is_file() for place in (real, *real.parents[:2])):
-            return
+        artefact = _artefact_of(real)
+        inside = real.relative_to(artefact).parts if artefact else ()
+        if artefact and releases.PRIVATE_FOLDER not in inside:
+            return  # its certificate is counted
         problem = f"in {releases.PRIVATE_FOLDER}/, where nothing states a guarantee"
     elif real.name in layout.JOB_FILES and (
         (real.parent / workdir.CONFIG_FILE).is_file()
@@ -216,7 +269,10 @@ def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
         digest = str(certificate.get("digest"))
         found.certificates[digest] = certificate
         place = folder if path.name == FILE_NAME else path
-        found.places.setdefault(digest, []).append(os.fspath(place))
+        places = found.places.setdefault(digest, [])
+        # Links to several of its files are no copies of it.
+        if os.path.realpath(place) not in map(os.path.realpath, places):
+            places.append(os.fspath(place))
 
 
 # -- The limit of a stage ----------------------------------------------------------

@@ -25,7 +25,7 @@ from tfdpsq.privacy import batches, checkpoint, workers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
-from tfdpsq.run.core import layout, outputs, records, sources, workdir
+from tfdpsq.run.core import layout, outputs, records, releases, sources, workdir
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes, training_settings
@@ -249,10 +249,12 @@ def open_run(
 
     Raises:
       InputError: another process uses it; or a run with other settings or data, or of
-        another output, was begun there.
+        another output, was begun there; or the workdir was forgotten.
     """
     with locked(directory):
         checkpoint.require_own_state(directory)
+        # Again, for PRIVATE/runs/NAME: `forget` looks for locks after it left its mark.
+        releases.require_not_forgotten(directory.parent.parent)
         _begin(directory, config, inputs, output)
         yield
 
@@ -401,11 +403,14 @@ def stored_rows(
 def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
     """Removes a finished run's seeds, states and rows; its ledger stays.
 
-    A run of another output that has the directory is left as it is.
+    A run of another output that has the directory is left as it is. Where `forget` has
+    begun, seeds that it did not get to are removed all the same.
     """
     if not directory.is_dir():
         return
-    with contextlib.suppress(workdir.Held), locked(directory):
+    busy = f"{directory} is in use by another process, which removes them itself."
+    # Not `locked`, which refuses a workdir that was forgotten.
+    with contextlib.suppress(workdir.Held), workdir.held(directory, busy):
         if _is_of(directory, output):
             checkpoint.discard(directory)
         shutil.rmtree(directory / ROWS, ignore_errors=True)
