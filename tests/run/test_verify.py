@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tfdpsq.privacy import Ledger, PrivacySpec, make_certificate, make_plan
+from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.run import verify
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -91,6 +92,39 @@ def test_a_true_certificate_exits_with_0(made, capsys):
     folder = os.path.dirname(write())  # as a set's card says
     code, out, _ = _exit(capsys, folder)
     assert code == 0 and out.startswith(f"{folder}/certificate.json\n")
+
+
+@pytest.mark.parametrize(
+    "mark", ["config.json", "model/config.json", "stage.json", "manifest.json"]
+)
+def test_the_certificate_of_another_artefact_exits_with_1(made, tmp_path, capsys, mark):
+    """It agrees with itself, and says nothing of what it lies next to."""
+    other = {**made[0], "description": "Another model."}
+    other["digest"] = digest_of(other)
+    folders = {}
+    for name, certificate in (("one", made[0]), ("other", other)):
+        marked = {"certificate_digest": certificate["digest"]}
+        if mark == "manifest.json":
+            marked = {"certificate": certificate}
+        path = tmp_path / name / mark
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(marked))
+        folders[tmp_path / name] = certificate
+    for folder, certificate in folders.items():
+        (folder / "certificate.json").write_text(json.dumps(certificate))
+        code, out, _ = _exit(capsys, str(folder), f"--ledger={made[1]}")
+        assert code == 0 and "agrees with itself and with the ledger" in out
+    for folder, certificate in zip(folders, reversed(folders.values())):
+        path = folder / "certificate.json"
+        path.write_text(json.dumps(certificate))
+        code, out, _ = _exit(capsys, str(folder))
+        assert code == 1 and "DOES NOT HOLD, problems: 1" in out
+        named = mark.rpartition("/")[2]
+        assert f"- {path}: of something else, while {named} says" in out
+        assert folders[folder]["digest"] in out
+        path.unlink()
+        code, _, err = _exit(capsys, str(folder))
+        assert code == 2 and f"{path}: missing, while {named} says" in err
 
 
 def test_a_lowered_epsilon_exits_with_1_and_is_named(made, capsys):

@@ -5,7 +5,8 @@
 
 Without the ledger it needs neither data nor model nor configuration, and checks the
 certificate against itself: every number follows from the others, ε from the executed
-steps by both accountants, and the digest from all of it. It cannot check that the run
+steps by both accountants, and the digest from all of it. Of a directory it also checks
+that files next to the certificate state no other digest. It cannot check that the run
 took place: a consistent forgery, digest included, passes. The owner of the private data
 can pass the run's ledger, which must then have paid for exactly these steps of this
 plan; for a run chosen among several, the ledgers of all, each with its own `--ledger`.
@@ -27,7 +28,7 @@ from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy.proof import certificate as certificates  # noqa: E402
-from tfdpsq.privacy.proof import verification  # noqa: E402
+from tfdpsq.privacy.proof import certificate_files, verification  # noqa: E402
 from tfdpsq.privacy.proof.certified import continuation_of  # noqa: E402
 from tfdpsq.privacy.proof.ledger import read_ledger  # noqa: E402
 from tfdpsq.run.core import command  # noqa: E402
@@ -49,11 +50,16 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     """
     for ledger in ledgers:
         validation.given_path("--ledger", ledger)
-    if os.path.isdir(path):
-        path = os.path.join(path, certificates.FILE_NAME)
+    folder = path if os.path.isdir(path) else ""
+    if folder:
+        path = os.path.join(folder, certificates.FILE_NAME)
+        if not os.path.isfile(path):
+            certificate_files.read_certificate(folder)  # a mark says that it is missing
     certificate = certificates.load_certificate(path)
     result = verification.verify_certificate(certificate)
     problems = result.problems
+    if folder:
+        problems += _problems_beside(folder)
     heads = set()
     for ledger in () if problems else ledgers:
         paid = read_ledger(ledger)
@@ -79,6 +85,15 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     else:
         lines += ["  agrees with itself, and guarantees nothing"]
     return not problems, "\n".join(lines) + "\n"
+
+
+def _problems_beside(folder: str) -> tuple[str, ...]:
+    """Returns what the files of a directory say against the certificate in it."""
+    try:
+        certificate_files.read_certificate(folder)
+    except validation.DataError as error:
+        return (str(error),)
+    return ()
 
 
 def _claims(

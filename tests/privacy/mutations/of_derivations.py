@@ -26,6 +26,42 @@ MUTATIONS = (
         "why": "a finite epsilon beside private: false counts as a guarantee",
     },
     {
+        "name": "file_urls_hide_what_is_private",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "found = _found_at(any_files.without_scheme(path))",
+        "new": "found = _found_at(path)",
+        "tests": (
+            "tests/run/test_lineage_urls.py::"
+            "test_a_file_url_does_not_hide_what_is_private",
+        ),
+        "why": "documents marked private are released as public by their URL",
+    },
+    {
+        "name": "passes_claim_more_than_what_they_are_made_from",
+        "kind": "release",
+        "file": "tfdpsq/run/passes/sharded_stages.py",
+        "old": "    releases.check_lineage(output, workdir.plain(config))\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_lineage_urls.py::"
+            "test_synthesize_is_refused_before_it_writes_anything",
+        ),
+        "why": "queries from documents marked private are released as public",
+    },
+    {
+        "name": "what_other_file_systems_state_not_read",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "        return _stated_elsewhere(path)\n",
+        "new": "        return None\n",
+        "tests": (
+            "tests/run/test_lineage_urls.py::"
+            "test_what_a_directory_of_another_file_system_states_is_read",
+        ),
+        "why": "what is private in a bucket is released as public",
+    },
+    {
         "name": "settings_in_lists_not_looked_at",
         "kind": "release",
         "file": "tfdpsq/run/core/releases.py",

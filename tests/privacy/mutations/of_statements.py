@@ -14,6 +14,18 @@ MUTATIONS = (
         "why": "the card says that no private query had a part, where one chose rows",
     },
     {
+        "name": "verify_takes_the_certificate_of_another_artefact",
+        "kind": "certificate",
+        "file": "tfdpsq/run/verify.py",
+        "old": "        problems += _problems_beside(folder)\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/run/test_verify.py::"
+            "test_the_certificate_of_another_artefact_exits_with_1",
+        ),
+        "why": "a model is shown with the certificate of one that cost less",
+    },
+    {
         "name": "verify_takes_an_epsilon_that_is_one_percent_low",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",

@@ -25,6 +25,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
+import tensorflow as tf
+
 from tfdpsq import validation
 from tfdpsq.data import any_files
 from tfdpsq.privacy import read_certificate
@@ -373,7 +375,8 @@ def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
     A directory of links to another one's files is the other one.
     """
-    if not any_files.is_local(any_files.without_scheme(path)):
+    path = any_files.without_scheme(path)
+    if not any_files.is_local(path):
         return
     for name in spellings(os.fspath(path)):
         yield pathlib.Path(name)
@@ -400,20 +403,44 @@ def _is_imported(folder: pathlib.Path) -> bool:
     )
 
 
+def _stated_elsewhere(path: str) -> str | None:
+    """Returns what a directory of another file system states, as `stated` does.
+
+    Private pairs as `import` wrote them are passed over. What cannot be read states
+    nothing: its own reader says what is wrong with it.
+    """
+    found = {}
+    for name in (*_STATING, certificates.FILE_NAME):
+        with contextlib.suppress(OSError, tf.errors.OpError, ValueError):
+            with any_files.open_binary(f"{path.rstrip('/')}/{name}") as file:
+                values = validation.parse_json(file.read())
+            if isinstance(values, dict):
+                found[name] = values
+    config = found.get(STAGE_FILE, {}).get("config")
+    if found.keys() == {STAGE_FILE} and isinstance(config, dict):
+        if _OF_IMPORT <= config.keys():
+            return None
+    certificate = found.pop(certificates.FILE_NAME, None)
+    stating = (values.get(certificate_files.GUARANTEE) for values in found.values())
+    known = [each for each in stating if each in GUARANTEES]
+    if certificate is not None:
+        known.append(guarantee_of(certificate))
+    return max(known, key=GUARANTEES.index, default=None)
+
+
 def check_lineage(output: Output, config: Any) -> None:
     """Refuses an output that would claim more than the artefacts it is made from.
 
-    `config` has the settings as JSON values; any may be an artefact's directory.
+    `config` has the settings as JSON values; any may be an artefact's directory, also
+    a `file://` URL of one, or a directory of another file system.
 
     Raises:
       InputError: names the setting.
     """
     for key, path in _named(config):
-        if key in (*output.unused, "private_directory") or not os.path.isdir(path):
+        if key in (*output.unused, "private_directory"):
             continue
-        found = stated(path, raw_pairs=False)
-        if found != PRIVATE and (pathlib.Path(path) / certificates.FILE_NAME).is_file():
-            found = guarantee_of(read_certificate(path))
+        found = _found_at(any_files.without_scheme(path))
         if found is None:
             continue
         if GUARANTEES.index(found) > GUARANTEES.index(output.guarantee):
@@ -422,6 +449,21 @@ def check_lineage(output: Output, config: Any) -> None:
                 f"cannot be {output.guarantee!r}. Start from public weights or data "
                 "instead, or set epsilon to inf and write to a private directory."
             )
+
+
+def _found_at(path: str) -> str | None:
+    """Returns the guarantee of the artefact at a path; `None` if none is known there.
+
+    Private pairs as `import` wrote them are passed over.
+    """
+    if not any_files.is_local(path):
+        return _stated_elsewhere(path)
+    if not os.path.isdir(path):
+        return None
+    found = stated(path, raw_pairs=False)
+    if found != PRIVATE and (pathlib.Path(path) / certificates.FILE_NAME).is_file():
+        found = guarantee_of(read_certificate(path))
+    return found
 
 
 def _named(config: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,116 @@
+"""What artefacts state is read wherever a URL says that they are.
+
+TensorFlow reads `file://` URLs as local paths, and other schemes as file systems of
+their own, of which `ram://` needs no service.
+"""
+
+import json
+import math
+
+import pytest
+import tensorflow as tf
+import tiny as _tiny
+from test_releases import _certificate, _stage
+
+from tfdpsq.run import encode, index, synthesize
+from tfdpsq.run.core import releases, workdir
+from tfdpsq.run.core.releases import CERTIFIED, PRIVATE, PUBLIC, Output
+from tfdpsq.validation import InputError
+
+_PRIVATE = "whose guarantee is 'private'"
+
+
+def _check(path, guarantee, base, module=synthesize, field="corpus"):
+    """Checks a stage's settings, of which one is a path, for a released output."""
+    config = module.default_config()
+    config[field] = path
+    output = Output(base / "release" / "out", guarantee, "test data")
+    releases.check_lineage(output, workdir.plain(config))
+
+
+@pytest.mark.parametrize("host", ["", "localhost"])
+@pytest.mark.parametrize(
+    ("module", "field"),
+    [
+        (synthesize, "corpus"),
+        (synthesize, "generator"),
+        (encode, "corpus"),
+        (encode, "retriever"),
+        (index, "corpus"),
+        (index, "base"),
+    ],
+)
+def test_a_file_url_does_not_hide_what_is_private(tmp_path, module, field, host):
+    """Documents marked private were released as "public" queries."""
+    given = (tmp_path, module, field)
+    _stage(tmp_path / "made", PRIVATE)
+    _stage(tmp_path / "certified", CERTIFIED, _certificate(2.0))
+    old = tmp_path / "old"  # of a version that stated no guarantee
+    old.mkdir()
+    (old / "certificate.json").write_text(json.dumps(_certificate(math.inf)))
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "file").symlink_to(tmp_path / "made" / "part" / "file")
+    url = f"file://{host}{tmp_path}"
+    for guarantee in (PUBLIC, CERTIFIED):
+        for name in ("made", "made/part", "old", "links"):
+            with pytest.raises(InputError, match=f"^{field} is file://.*{_PRIVATE}"):
+                _check(f"{url}/{name}", guarantee, *given)
+        _check(f"{url}/none", guarantee, *given)
+    with pytest.raises(InputError, match="whose guarantee is 'certified'"):
+        _check(f"{url}/certified", PUBLIC, *given)
+    _check(f"{url}/certified", CERTIFIED, *given)
+
+
+def test_synthesize_is_refused_before_it_writes_anything(tmp_path):
+    data = tmp_path / "private" / "canaries" / "data"
+    _tiny.write_pairs(data)
+    (data / releases.MARK_FILE).write_text('{"guarantee": "private"}')
+    config = synthesize.default_config()
+    config.update(corpus=f"file://{data}", generator="t5_tiny_manuals")
+    config.max_documents = 4  # were it not refused
+    with pytest.raises(InputError, match=f"corpus is file://{data}, {_PRIVATE}"):
+        synthesize.run(config, tmp_path / "release" / "synthetic")
+    assert not (tmp_path / "release").exists()
+
+
+def _write(place, name, value):
+    tf.io.gfile.makedirs(place)
+    with tf.io.gfile.GFile(f"{place}/{name}", "w") as file:
+        file.write(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize("name", ["stage.json", "manifest.json", "private.json"])
+def test_what_a_directory_of_another_file_system_states_is_read(tmp_path, name):
+    place = f"ram://lineage/{tmp_path.name}"
+    _write(place, name, {"guarantee": "private"})
+    for guarantee in (PUBLIC, CERTIFIED):
+        for path in (place, f"{place}/"):
+            with pytest.raises(InputError, match=f"corpus is ram://.*{_PRIVATE}"):
+                _check(path, guarantee, tmp_path)
+    # Others state nothing, and nor does what cannot be read.
+    _write(place, name, '{"guarantee"')
+    for path in (place, f"{place}/none", "https://host/path", "none://host/path"):
+        _check(path, PUBLIC, tmp_path)
+
+
+def test_private_pairs_elsewhere_are_those_that_an_epsilon_protects(tmp_path):
+    """As `import` wrote them; with any other mark, or a certificate, they are not."""
+    place = f"ram://lineage/{tmp_path.name}"
+    config = {"logs": {}, "columns": {}, "log_documents_are_public": True}
+    _write(place, "stage.json", {"guarantee": "private", "config": config})
+    _check(place, CERTIFIED, tmp_path)
+    _write(place, "private.json", {"guarantee": "private"})
+    with pytest.raises(InputError, match=_PRIVATE):
+        _check(place, CERTIFIED, tmp_path)
+
+
+@pytest.mark.parametrize(("epsilon", "allowed"), [(2.0, {CERTIFIED}), (math.inf, ())])
+def test_a_certificate_elsewhere_is_read(tmp_path, epsilon, allowed):
+    place = f"ram://lineage/{tmp_path.name}"
+    _write(place, "certificate.json", _certificate(epsilon))
+    for guarantee in (PUBLIC, CERTIFIED):
+        if guarantee in allowed:
+            _check(place, guarantee, tmp_path)
+        else:
+            with pytest.raises(InputError, match="corpus is ram://.*whose guarantee"):
+                _check(place, guarantee, tmp_path)
