@@ -327,7 +327,9 @@ def _embedded():
 
 
 @pytest.mark.parametrize(
-    "make", [_dense, _embedded, _generator], ids=["dense", "embedded", "T5"]
+    "make",
+    [_dense, _embedded, _generator, lambda: _generator("whole", 0.2)],
+    ids=["dense", "embedded", "T5", "T5 whole"],
 )
 def test_another_number_of_replicas_is_the_same_computation(logical_cpus, make):
     """A run may go on under another strategy."""
@@ -361,6 +363,23 @@ def test_rows_of_another_axis_are_told_apart():
         lambda table, at: tf.gather(table.read_value(), at + 1),
     ):
         assert computation.difference(rows, of(other))
+
+
+def test_constants_that_are_cast_are_told_apart_by_their_values():
+    """A shape in a gradient is one or the other, as the strategy has it."""
+
+    def of(number, kind=tf.int64, to=tf.int32):
+        def losses(batch):
+            tail = tf.raw_ops.Cast(x=tf.constant([number], kind), DstT=to)
+            return tf.reshape(batch["x"], tf.concat([[_ROWS], tail[1:]], 0)) + tf.cast(
+                tail[0], tf.float32
+            )
+
+        return _described(losses, {"x": np.ones(_ROWS, np.float32)}, [], [])
+
+    assert not computation.difference(of(3), of(3, tf.int32, tf.int32))
+    for other in (of(4), of(3, tf.float32), of(2**32 + 3)):
+        assert computation.difference(of(3), other)
 
 
 # -- Runs that go on --------------------------------------------------------------

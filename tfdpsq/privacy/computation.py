@@ -167,6 +167,7 @@ class _Functions:
                 wanted.pop()
                 continue
             node = _rows_of_a_variable(named[wanted[-1]], named, source)
+            node = _folded(node, named, source)
             inputs = [source(name) for name in node.input if name[0] != "^"]
             missing = [name for name in map(_node_of, inputs) if name not in found]
             wanted += missing
@@ -258,6 +259,30 @@ def _rows_of_a_variable(
     ):
         found.attr[name].CopyFrom(value)
     found.attr["validate_indices"].b = True
+    return found
+
+
+def _folded(
+    node: NodeDef, named: Mapping[str, NodeDef], source: Callable[[str], str]
+) -> NodeDef:
+    """Returns a cast of constant integers as the constant of the other type.
+
+    Gradients of rows that are read by two operations, see above, cast the shape of the
+    variable, which is a constant of either type.
+    """
+    if node.op != "Cast":
+        return node
+    given = named.get(_node_of(source(node.input[0])))
+    kind = tf.as_dtype(node.attr["DstT"].type)
+    if given is None or given.op != "Const" or not kind.is_integer:
+        return node
+    values = tf.make_ndarray(given.attr["value"].tensor)
+    cast = values.astype(kind.as_numpy_dtype)
+    if values.dtype.kind not in "iu" or (cast != values).any():
+        return node
+    found = type(node)(name=node.name, op="Const")
+    found.attr["dtype"].type = kind.as_datatype_enum
+    found.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(cast))
     return found
 
 
