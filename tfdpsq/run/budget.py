@@ -9,7 +9,8 @@ holds for runs whose settings were fixed without looking at earlier releases; fo
 the sum of their epsilon does, which is printed too. `privacy.proof.budget` says why.
 Everything finished below a directory called `release` is counted. Elsewhere, what is in
 directories called `private` was not released and is not; give one itself to count it.
-A link below `release` that leads to something private is named, as nothing covers it.
+A link below `release` that leads to something private is named, as nothing covers it;
+one that leads to a part of an artefact, a file or a folder in it, counts as all of it.
 
 Directories with one NAME are of one log, whatever the fingerprints of their pairs:
 the same pairs have another fingerprint in every private directory. Without names, equal

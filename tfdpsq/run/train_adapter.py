@@ -151,9 +151,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     documents.require_corpus(inputs["corpus"])
     if inputs.get("hard_negatives_corpus", inputs["corpus"]) != inputs["corpus"]:
         raise validation.InputError(
-            f"hard_negatives.corpus is {config.hard_negatives.corpus!r}, other documents "
-            f"than those of {config.pairs}, whose embeddings are read by id. Mine in the "
-            "pairs' own corpus, and leave hard_negatives.corpus at ''."
+            f"hard_negatives.corpus is {config.hard_negatives.corpus!r}, with other "
+            f"documents than {config.pairs}, whose embeddings are read by id. Mine in "
+            "the pairs' own corpus, and leave hard_negatives.corpus at ''."
         )
     queries.require_queries(config.pairs, config.split, private)
     run_dir = private / workdir.RUNS / directory.name

@@ -108,10 +108,10 @@ def filled(output: Output) -> Iterator[pathlib.Path]:
         with owner_only(), files.atomic_directory(directory) as partial:
             # `forget` leaves its mark before it looks for outputs and their locks. So
             # an output that is there before the mark is looked for is seen, or sees it.
-            _require_not_forgotten(output)
+            require_not_forgotten(output)
             yield partial
             lock.enter_context(_locked(partial))  # the caller has let go of it
-            _require_not_forgotten(output)
+            require_not_forgotten(output)
             releases.check_made(partial, output)
             finish(partial, output)
     finally:
@@ -119,7 +119,7 @@ def filled(output: Output) -> Iterator[pathlib.Path]:
         settle(directory)  # a stage that fails has moved them, too
 
 
-def _require_not_forgotten(output: Output) -> None:
+def require_not_forgotten(output: Output) -> None:
     """Refuses, of what `forget` deletes, an output whose workdir it has marked.
 
     Raises:

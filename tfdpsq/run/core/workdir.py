@@ -453,7 +453,8 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
     Unfinished directories of commands that were killed are removed first.
 
     Raises:
-      InputError: the output exists, or is being made by another process.
+      InputError: the output exists, or is being made by another process; or what
+        `outputs.filled` raises.
     """
     directory = output.directory
     busy = (
@@ -465,6 +466,8 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
         with held(left, busy):
             shutil.rmtree(left)  # of a run that was killed; it was never released
     with outputs.filled(output) as temporary, held(temporary, busy):
+        # Between its look for the mark and the lock, `forget` may have looked for both.
+        outputs.require_not_forgotten(output)
         yield temporary
 
 
