@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import shutil
 
 import pytest
@@ -187,7 +188,7 @@ def test_a_number_of_pairs_that_is_none_is_refused(tmp_path):
 def _require_known(pairs, base):
     """Nothing made of these may be released, whatever its ε."""
     assert canary_set.holds_canaries(str(pairs))
-    assert canary_set.holds_canaries(f"file://{pairs}")
+    assert canary_set.holds_canaries(f"file://{os.path.abspath(pairs)}")
     assert releases.PRIVATE == context.guarantee_of_training(
         str(pairs), "", None, True, True
     )
