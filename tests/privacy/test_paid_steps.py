@@ -169,7 +169,7 @@ def test_seeds_of_an_attempt_before_take_no_step_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:  # killed between a new ledger and its seeds
         patch.setattr(checkpoint, "open_secrets", lambda *_: _stop())
         assert _Run(run).raised is not None
-    assert _Run(run).executed == _STEPS  # it paid for nothing, and begins anew
+    assert _Run(run).executed == _STEPS  # nothing was paid: it restarts
     paid = (run / FILE_NAME).read_bytes()
     discard_state(run)
     shutil.copytree(backup, run / checkpoint.STATE)

@@ -26,7 +26,7 @@ def base(tmp_path):
     _write(made / "set", other)
     manifest = {"certificate": other, "guarantee": "certified"}
     (made / "set" / "manifest.json").write_text(json.dumps(manifest))
-    # A stage's output whose certificate lies in its set, and a retriever's model.
+    # A stage that keeps its certificate inside the set, and a retriever's model.
     _write(made / "stage" / "set", other)
     (made / "stage" / "stage.json").write_text('{"guarantee": "certified"}')
     _write(made / "retriever", other)

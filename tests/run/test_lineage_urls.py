@@ -1,4 +1,4 @@
-"""What artefacts state is read wherever a URL says that they are.
+"""Tests that the guarantee of an artefact is read at a URL, too.
 
 TensorFlow reads `file://` URLs as local paths, and other schemes as file systems of
 their own, of which `ram://` needs no service.
@@ -94,7 +94,7 @@ def test_what_a_directory_of_another_file_system_states_is_read(tmp_path, name):
 
 
 def test_private_pairs_elsewhere_are_those_that_an_epsilon_protects(tmp_path):
-    """As `import` wrote them; with any other mark, or a certificate, they are not."""
+    """Pairs from `import` are covered by ε; with another mark they are not."""
     place = f"ram://lineage/{tmp_path.name}"
     config = {"logs": {}, "columns": {}, "log_documents_are_public": True}
     _write(place, "stage.json", {"guarantee": "private", "config": config})

@@ -353,13 +353,13 @@ def adapted_layers(model: keras.Model, plan: PrivacyPlan, declared: str) -> str:
     Raises:
       InputError: there are such layers, and nobody said whose data these are.
     """
+    if not plan.spec.private:
+        return ""
     found = ", ".join(
         layer.name
         for layer in model._flatten_layers(include_self=False)
         if getattr(layer, "_is_adapted", False)  # of Keras's preprocessing layers
     )
-    if not plan.spec.private:
-        return ""
     if found and not declared:
         raise validation.InputError(
             f"adapt() was called on {found}: statistics or words of those data are "

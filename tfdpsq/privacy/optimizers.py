@@ -158,9 +158,9 @@ class LogicalStep:
         """
         if self.noise_seed_is_given:
             raise validation.InputError(
-                "noise_seed was given to the optimizer: whoever knows or guesses it "
-                "can subtract the noise, and another run with it has the same noise. "
-                "No certificate holds for that. Make the optimizer without noise_seed, "
+                "noise_seed was given to the optimizer. Anyone who guesses it can "
+                "subtract the noise, and a second run with it repeats the noise, so "
+                "this run cannot be certified. Make the optimizer without noise_seed, "
                 "or train in a directory, which draws and keeps a secret one."
             )
 

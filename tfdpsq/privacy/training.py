@@ -301,8 +301,8 @@ def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int
     chosen = sampler_seed is not None or optimizer.noise_seed_is_given
     if plan.spec.private and kept is None and chosen:
         logging.warning(
-            "noise_seed or sampler_seed was given: whoever knows or guesses it undoes "
-            "the protection, and the stated epsilon does not hold. Seeds are for tests."
+            "noise_seed or sampler_seed was given: epsilon does not hold against "
+            "anyone who guesses it. Give seeds in tests only."
         )
     optimizer.reseed_for_a_run()
     if kept is not None:

@@ -210,6 +210,6 @@ MUTATIONS = (
             "tests/privacy/test_model_certificate.py::"
             "test_noise_of_a_seed_that_somebody_chose_has_none",
         ),
-        "why": "whoever guesses the seed subtracts the noise",
+        "why": "the noise can be subtracted by guessing the seed",
     },
 )

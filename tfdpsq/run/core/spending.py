@@ -178,7 +178,7 @@ def _add_linked(found: Found, link: pathlib.Path) -> None:
         return
     _add(found, artefact, artefact / FILE_NAME)
     if releases.marked(artefact) == releases.CERTIFIED:
-        # A stage's certificate can lie in the set that it made.
+        # `synthesize` keeps its certificate inside the set.
         for path in sorted(artefact.rglob(FILE_NAME)):
             _add(found, path.parent, path)
         _require_certificate(found, artefact)
