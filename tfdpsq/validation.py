@@ -112,7 +112,7 @@ def positive(name: str, value: float) -> float:
     Raises:
       InputError: it is not.
     """
-    # An integer above the largest float is no finite number to compute with.
+    # An integer above the largest float is not a finite number to compute with.
     if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise InputError(
             f"{name} is {shown(value)}; it must be a finite number above 0."
@@ -190,8 +190,8 @@ def local_path(name: str, path: Any) -> str:
         text = ""
     if not text.strip() or "\0" in text or "://" in text:
         raise InputError(
-            f"{name} is {shown(path)}, which is no path of this machine. Give one, as "
-            "a text or a pathlib.Path."
+            f"{name} is {shown(path)}, which is not a path of this machine. Give one, "
+            "as a text or a pathlib.Path."
         )
     return os.path.abspath(text)
 

@@ -244,7 +244,7 @@ def test_a_forged_relation_or_parent_is_found(kinds):
         # A cheaper parent, and one that costs nothing.
         (_forged(composed, "continuation.parent", _first(_SPECS[1])), wrong),
         (_forged(composed, "continuation.parent", {}), "what was run cannot be told"),
-        (_forged(composed, "continuation.parent", None), "which is no certificate"),
+        (_forged(composed, "continuation.parent", None), "which is not a certificate"),
         (_forged(apart, "fingerprints", {"pairs": "p1"}), "these very pairs"),
         (_forged(apart, "fingerprints", {}), "states the fingerprint of its pairs"),
         (_forged(composed, "ledger_head", "h1"), "a ledger of its own"),

@@ -342,7 +342,7 @@ def test_places_and_names_are_checked_before_the_first_stage(base, tmp_path):
     )
     refused("^retriever.unit is 'user'", retriever__unit="user")
     refused(
-        "^similarity.init is '/nope', which is no directory, and no GPT-2",
+        "^similarity.init is '/nope', which is neither a directory nor a GPT-2",
         evaluate__similarity__featurizer="gpt2",
         evaluate__similarity__init="/nope",
     )

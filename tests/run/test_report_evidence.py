@@ -57,15 +57,15 @@ def test_leaks_are_said_in_words(tmp_path):
     text = _text(page)
     assert "T5, ε = ∞: secrets repeated 100 times were learnt: they rank 2.0" in text
     assert "67% of them were written out" in text
-    assert "cannot be told from secrets that nobody trained on" in text
+    assert "cannot be distinguished from secrets that nobody trained on" in text
     assert "none was written out" in text
     assert "below the certified 7.9, as it must be" in text
     assert "refutes" not in text
     assert "Exposure of each secret, in bits" in text
     top = text[: text.index("Results")]
     assert "T5, ε = ∞: planted secrets were learnt, and 67% of those repeated" in top
-    assert "ε is at least 0.00 (certified: 7.9); a training query is told" in top
-    assert "from another in 55% of such pairs (50% by guessing)" in top
+    assert "ε is at least 0.00 (certified: 7.9); a training query is recognized" in top
+    assert "in 55% of pairs with another (50% by guessing)" in top
     _tags(page)
 
 

@@ -170,7 +170,7 @@ def test_what_cannot_be_read_exits_with_2_and_a_line(made, tmp_path, capsys):
         ([str(damaged)], "damaged.json: is no certificate"),
         ([str(tmp_path / "none.json")], "none.json: cannot be read"),
         ([str(empty)], "empty/certificate.json: cannot be read"),
-        ([""], "'' is no path of this machine"),
+        ([""], "'' is not a path of this machine"),
         (["gs://bucket/certificate.json"], "copied here first"),
         ([write(), f"--ledger={broken}"], "broken.jsonl:1: the line is no"),
         ([write(), f"--ledger={tmp_path / 'none'}"], "none: cannot be read"),

@@ -97,7 +97,7 @@ class DocumentClusters:
     def distances(self, places: np.ndarray) -> np.ndarray:
         """Returns squared distances to the centres, less what is the same for all.
 
-        Not by BLAS, whose rounding of a row depends on the rows beside it: a count must
+        Not by BLAS, whose rounding of a row depends on the rows around it: a count must
         not change with a query that is not its own.
 
         Args:

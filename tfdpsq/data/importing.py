@@ -261,7 +261,7 @@ def _hash(*parts: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text; `None` is no text, and neither is NaN."""
+    """Returns a value as text; neither `None` nor NaN is text."""
     if value is None or value != value:
         return ""
     if isinstance(value, str):
@@ -278,7 +278,7 @@ def _id_of(value: Any, of_user: bool = False) -> str:
     files it would make two.
 
     Raises:
-      ValueError: the value is no text and no whole number with all of its digits.
+      ValueError: the value is neither text nor a whole number with all of its digits.
     """
     if isinstance(value, bytes):  # strictly: else two ids could be one
         value = value.decode("utf-8")

@@ -161,7 +161,7 @@ def _begins(words: list[str], line_starts: set[int], number: int) -> bool:
     return (
         number in line_starts
         or _ends(words[number - 1])
-        # A list's bullet or number is no part of the sentence behind it.
+        # A list's bullet or number is not a part of the sentence behind it.
         or not re.search(r"[^\W\d]", words[number - 1])
     )
 

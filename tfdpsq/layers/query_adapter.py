@@ -157,8 +157,8 @@ def _checked(negatives: Any) -> np.ndarray:
         vectors = np.asarray(negatives)
     except (TypeError, ValueError) as error:  # rows of several lengths, symbols
         raise InputError(
-            f"negatives are a {type(negatives).__name__} that is no array ({error}). "
-            "Give [K, D] embeddings of public documents."
+            f"negatives are a {type(negatives).__name__} that is not an array "
+            f"({error}). Give [K, D] embeddings of public documents."
         ) from None
     if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind != "f":
         raise InputError(

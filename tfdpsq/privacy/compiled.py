@@ -182,12 +182,12 @@ class CompiledSteps:
         try:
             function.experimental_get_compiler_ir(*arguments)(stage="hlo")
         except Exception as error:  # of a class that differs by version
-            told = str(error).partition("Detected unsupported operations")[2]
-            if not told:  # of the request, perhaps, and not of the step
+            refused = str(error).partition("Detected unsupported operations")[2]
+            if not refused:  # of the request, perhaps, and not of the step
                 return
             raise validation.InputError(
                 "jit_compile is True, but XLA does not have all operations of the step"
-                f"{told.splitlines()[0].rpartition('_JIT')[2]}. Use others, or set "
+                f"{refused.splitlines()[0].rpartition('_JIT')[2]}. Use others, or set "
                 "jit_compile to False."
             ) from error
 

@@ -48,7 +48,7 @@ def described(
       traced: the concrete function; what it returns is what counts.
       variables: what is trained.
       state: further variables that it may read, in an order that follows from the
-        model; those in neither are told apart by the order in which they are read.
+        model; those in neither are distinguished by the order in which they are read.
 
     Returns:
       JSON: TensorFlow's version, a digest, and the number of operations of each type.

@@ -287,9 +287,9 @@ def extreme_rows(arrays: Sequence[np.ndarray], groups: Any = None) -> list[int]:
     """
     found = set()
     rows = np.arange(len(arrays[0]))
-    if isinstance(groups, Groups):  # what is none is told of by `train`
+    if isinstance(groups, Groups):  # `train` refuses what is not
         rows = np.sort(groups.rows)
-    rows = rows[rows < len(arrays[0])]  # others are told of where rows are taken
+    rows = rows[rows < len(arrays[0])]  # others are refused where rows are taken
     for values in arrays:
         if values.dtype.kind not in "iuf":
             continue
@@ -343,7 +343,8 @@ def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) ->
 def adapted_layers(model: keras.Model, plan: PrivacyPlan, declared: str) -> str:
     """Names the layers of a model that keep statistics or words of data.
 
-    Those that were given them when they were made, or loaded, are not told from others.
+    Those that were given them when they were made, or loaded, cannot be distinguished
+    from others.
 
     Args:
       model: the model.

@@ -130,7 +130,7 @@ def check_independence(
         found = run(values)
         if isinstance(found, Terms):
             raise validation.InputError(
-                "the loss is made of terms, of which it cannot be told by row what "
+                "the loss is made of terms, of which it cannot be known by row what "
                 "they depend on. Declare their sensitivity (sensitivity_multiplier in "
                 "the spec, above 1) and set microbatch_size to None."
             )
@@ -159,7 +159,7 @@ def check_independence(
     if all(len(np.unique(np.asarray(v), axis=0)) == 1 for v in batch.values()):
         logging.warning(
             "the %d rows tried are all the same, so whether each loss depends on its "
-            "own row alone could not be told",
+            "own row alone could not be known",
             rows,
         )
     for row in sorted({0, rows - 1}):
@@ -363,7 +363,7 @@ def _move(
         else:
             logging.warning(
                 "with the same random numbers for all rows the model has hardly a "
-                "gradient, so whether a row's place decides its own could not be told"
+                "gradient, so whether a row's place decides its own could not be known"
             )
     found = [together, run(moved, False, key)]
     if not all(bool(one.complete) for one in found):

@@ -390,7 +390,7 @@ def make_optimizer(
 
     Raises:
       InputError: unknown optimizer or engine, an option that the plan decides, a rate
-        or an option that is no number to train with, or an engine of
+        or an option that is not a number to train with, or an engine of
         tensorflow-privacy's where that does not import.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]

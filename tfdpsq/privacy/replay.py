@@ -369,7 +369,7 @@ class _Redrawing:
         self._losses = whole.prune([*given, *drawn], whole.outputs[0])
 
     def __call__(self, unit: int) -> np.ndarray:
-        """Returns the losses; -1 is no unit."""
+        """Returns the losses; -1 is not a unit."""
         numbers, others = (
             self._draw(tf.constant(-1), tf.constant(key, tf.int64), *self._values)
             for key in ([1, 2], [3, 4])

@@ -171,7 +171,7 @@ def try_setup(
     "Nothing was spent. Check all rows.",
 )
 def _try_values(setup: Setup, rows: Rows, numbers: Sequence[int], at_once: int) -> None:
-    """Computes the loss of rows, a few at a time; a value that it refuses is told.
+    """Computes the loss of rows, a few at a time; an error names the value refused.
 
     A row that is met by a step only would end the run after it has been paid for.
     """
@@ -255,7 +255,7 @@ def require_own_rows(rows: Rows) -> None:
 
 
 def _require_named(found: Any) -> None:
-    """Refuses what is no mapping from names to rows.
+    """Refuses what is not a mapping from names to rows.
 
     Raises:
       InputError: says what it is, or which name is taken.

@@ -147,7 +147,7 @@ class DocumentIndex:
         for name in names:
             if not _is_text(name):
                 raise validation.InputError(
-                    f"id {validation.shown(name)} is no text. Give ids as strings, as "
+                    f"id {validation.shown(name)} is not text. Give ids as strings, as "
                     "the corpus and the queries have them."
                 )
         vectors = np.ascontiguousarray(embeddings, np.float32)
@@ -191,7 +191,7 @@ class DocumentIndex:
                     for line in lines:
                         name = json.loads(line)
                         if not _is_text(name):
-                            raise ValueError(f"id {validation.shown(name)} is no text")
+                            raise ValueError(f"id {validation.shown(name)} is not text")
                         yield name
                         count += 1
             except (OSError, ValueError) as error:

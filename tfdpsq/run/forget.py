@@ -152,7 +152,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
       private: its private directory; `None` takes `private` in the workdir.
 
     Raises:
-      InputError: it is no workdir, its private directory is a link or none of ours,
+      InputError: it is not a workdir, its private directory is a link or none of ours,
         or a stage is running.
     """
     validation.given_path("the workdir", directory)
@@ -328,7 +328,7 @@ def _elsewhere(root: pathlib.Path, own: pathlib.Path) -> set[pathlib.Path]:
             given = config.get("private_directory") if isinstance(config, dict) else ""
             if not isinstance(given, str) or not os.path.isabs(given):
                 continue
-            # A moved or copied workdir may have its private directory beside it.
+            # A moved or copied workdir may have its private directory next to it.
             before = certificate_files.stated(stage, workdir.WRITTEN_IN)
             moved = given
             if isinstance(before, str) and os.path.isabs(before):

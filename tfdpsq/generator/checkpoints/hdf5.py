@@ -91,7 +91,7 @@ class Datasets:
 def torch_name(place: str) -> str:
     """Returns Hugging Face's name of a dataset of `tf_model.h5`.
 
-    A dataset that is no weight of a T5 keeps its own name, by which it is refused.
+    A dataset that is not a weight of a T5 keeps its own name, by which it is refused.
     """
     if found := _OF_A_STACK.fullmatch(place):
         return found[1].replace("_._", ".").replace("/", ".") + ".weight"

@@ -139,7 +139,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
         ) from error
     except (KeyError, TypeError, ValueError) as error:
         raise validation.DataError(
-            path, f"it is no config of a Keras object ({error!r})", _COPY
+            path, f"it is not a config of a Keras object ({error!r})", _COPY
         ) from error
     if str(kind).rpartition(">")[2] != "T5Backbone":
         raise unlike_t5(path, "registered_name", kind, "that of a T5Backbone")
@@ -160,7 +160,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
         raise validation.DataError(
             path,
             f"activation {activation!r} with use_gated_activation {gated} and "
-            f"tie_embedding_weights {tied} is no published T5 (1.0: 'relu', False, "
+            f"tie_embedding_weights {tied} is not a published T5 (1.0: 'relu', False, "
             "True; 1.1: 'gelu_approximate', True, False)",
             NOT_T5,
         )

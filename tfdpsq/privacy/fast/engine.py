@@ -35,7 +35,7 @@ class ClippedSum(NamedTuple):
       sums: per variable, Σ_i c_i·g_i, dense and of its shape, float32 (float64
         for float64 models).
       norms: ‖g_i‖ over all variables together, [B / rows_per_unit] float32
-        (float64), before clipping; infinite where it is no finite number. As
+        (float64), before clipping; infinite where it is not a finite number. As
         private as the data.
       losses: what `per_example_losses` returned, [B].
     """

@@ -152,7 +152,7 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
     Returns:
       norms: [B] float32 (float64), as computed.
       bounds: [B]; a row with factor c adds at most c · bound to the sum as computed.
-        Above 0; infinite where it is no finite number.
+        Above 0; infinite where it is not a finite number.
     """
     double = any(square.norm.dtype == tf.float64 for square in squares)
     dtype = tf.float64 if double else tf.float32

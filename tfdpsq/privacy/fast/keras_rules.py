@@ -124,7 +124,7 @@ def time_distributed(
     if steps is None:
         raise validation.InputError(
             f"layer {layer.name!r} got inputs without a static number of time "
-            "steps, so its rows cannot be told apart by example. Pad them to a "
+            "steps, so its rows cannot be split by example. Pad them to a "
             "fixed length."
         )
     with record.folding(steps):

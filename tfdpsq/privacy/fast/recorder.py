@@ -271,7 +271,7 @@ class Recorder:
                 raise validation.InputError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension "
                     f"is {first}, not {wanted} for the {self.rows} examples of the "
-                    "losses, so its gradient cannot be told apart by example. Give "
+                    "losses, so its gradient cannot be split by example. Give "
                     f"it inputs of static shape [{wanted}, ...]: broadcast what all "
                     "examples share, and do not fold other dimensions into the "
                     "first."

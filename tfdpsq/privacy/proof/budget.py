@@ -5,7 +5,7 @@
 fixed without looking at earlier releases; for others the sum holds.
 
 **Not composed**, as no proof is stated for it: certificates of other pairs, of another
-unit, a choice among runs beside zero-out neighbours (see `composition`), and any that
+unit, a choice among runs next to zero-out neighbours (see `composition`), and any that
 `verify_certificate` refuses.
 
 The fingerprint of the pairs is keyed by a secret of the private directory, so equal
@@ -162,8 +162,8 @@ def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPl
         left = _rounded_down(left) if left > 0 else 0.0
     raise validation.InputError(
         f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
-        f"be left beside {' and '.join(released)}. Raise epsilon, or release that "
-        "with more noise."
+        f"be left in addition to {' and '.join(released)}. Raise epsilon, or "
+        "release that with more noise."
     )
 
 

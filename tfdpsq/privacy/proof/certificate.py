@@ -402,7 +402,7 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
     name = os.fspath(path)
     if not name.strip() or "://" in name:
         raise validation.InputError(
-            f"{name!r} is no path of this machine. Give a {FILE_NAME}, copied here "
+            f"{name!r} is not a path of this machine. Give a {FILE_NAME}, copied here "
             "first where it lies elsewhere."
         )
     path = pathlib.Path(path)
@@ -418,7 +418,7 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise validation.DataError(
-            path, f"is no certificate ({error})", _REMEDY
+            path, f"is not a certificate ({error})", _REMEDY
         ) from error
     problem = format_problem(certificate)
     if problem:

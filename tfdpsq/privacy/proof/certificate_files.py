@@ -50,9 +50,9 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
       directory: of a model, a set, or of anything else that a stage made.
 
     Raises:
-      DataError: the file is no certificate, of another format, or was changed; or it is
-        missing, or another model's, as a mark next to it says; or there is none, as for
-        what is private.
+      DataError: the file is not a certificate, of another format, or was changed; or it
+        is missing, or another model's, as a mark next to it says; or there is none, as
+        for what is private.
     """
     path = pathlib.Path(directory) / FILE_NAME
     certificate = None

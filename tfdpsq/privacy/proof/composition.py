@@ -341,7 +341,7 @@ def difference(first: Release, other: Release, one_log: bool = False) -> str | N
 
 
 def as_one(releases: Sequence[Release]) -> Release:
-    """Returns several as one, to be told apart from others by `difference`."""
+    """Returns several as one, to be distinguished from others by `difference`."""
     first, *others = releases
     before = [part for release in others for part in release.each]
     return dataclasses.replace(first, before=(*first.before, *before))

@@ -123,7 +123,7 @@ class Ledger:
         ends with its newline, `pay` returns only when all of it is on the device,
         and the update comes after that. A line without its newline is thus of a
         step that had no effect, and that will be paid when it is run. What is not
-        the beginning of the one line that may follow is no torn line but damage.
+        the beginning of the one line that may follow is not a torn line but damage.
 
         Args:
           path: the file, on a file system with locks and hard links. It belongs
@@ -371,7 +371,7 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], str]:
         raise DataError(path, f"format is {found!r}", f"This tfdpsq reads {FORMAT}", 1)
     if not sound or found != FORMAT:
         # Not repeated: another file may have been given, of private queries, say.
-        raise DataError(path, "the line is no ledger's header", _RESTORE, 1)
+        raise DataError(path, "the line is not a ledger's header", _RESTORE, 1)
     return content, chain
 
 

@@ -136,7 +136,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, str]], int, int]:
         except (ValueError, TypeError):
             sound = False
         if not sound or not all(isinstance(value, str) for value in entry.values()):
-            raise DataError(path, f"{raw[:60]!r} is no entry", _RESTORE, number)
+            raise DataError(path, f"{raw[:60]!r} is not an entry", _RESTORE, number)
         entries.append(entry)
         size += len(raw)
     return entries, size, 0

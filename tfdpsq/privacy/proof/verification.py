@@ -121,7 +121,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
       certificate: as `make_certificate` gives it or `load_certificate` reads it.
 
     Raises:
-      InputError: it is no certificate of this format.
+      InputError: it is not a certificate of this format.
     """
     problem = format_problem(certificate)
     if problem:
@@ -140,7 +140,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     try:
         plan, expected = _followed(certificate, problems)
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
-        problems.append(f"what was run cannot be told: {error}")
+        problems.append(f"what was run is unknown: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
     if not plan.spec.secure:
         expected = certificate_randomness.as_stated(expected, stated)
@@ -206,7 +206,7 @@ def _require_parent(certificate: Mapping[str, Any]) -> None:
     parent = entry_at(certificate, _PARENT)
     if not isinstance(parent, Mapping):
         raise validation.InputError(
-            f"{_PARENT} is {validation.shown(parent)}, which is no certificate"
+            f"{_PARENT} is {validation.shown(parent)}, which is not a certificate"
         )
     for problem in verify_certificate(parent).problems[:1]:
         raise validation.InputError(f"the certificate of its parent: {problem}")

@@ -154,7 +154,7 @@ class RoundedGaussian:
 
     Two comparisons decide a draw: which piece a uniform number falls into, and whether
     another is below that probability. Both are made with 64 bits and in float64, and
-    wherever that leaves a doubt, anew with 128 bits and 60 decimal digits: lazy
+    wherever that leaves a doubt, again with 128 bits and 60 decimal digits: lazy
     floating-point arithmetic (Ducas & Nguyen 2012, *Faster Gaussian Lattice Sampling
     Using Lazy Floating-Point Arithmetic*). What remains is less than 2^-100 of total
     variation a draw: 2^-126 beyond 13 deviations, 2^-117 of the table of pieces, whose

@@ -36,7 +36,7 @@ _LONGEST = 1000
 # Value of `--config` that stands for the stage's default config.
 _DEFAULTS = "<defaults>"
 
-# How Python begins to say that a flag's value is no number.
+# How Python begins to say that a flag's value is not a number.
 _NOT_PARSED = {
     "invalid literal for int()": "an integer",
     "could not convert string to float": "a number",

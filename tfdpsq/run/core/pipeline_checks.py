@@ -2,7 +2,7 @@
 
 A stage refuses its own settings before it spends anything, but the stages before it
 have been paid for by then. They are kept: a workdir takes another setting for stages
-that have not begun (`USED_BY`; see `used_parts`). Better still is to be told at once.
+that have not begun (`USED_BY`; see `used_parts`). An error at once is better.
 So all that depends on the settings alone is refused here, and all that depends on the
 data, too, in `pipeline_data`.
 """
@@ -205,7 +205,7 @@ def require_acting(
 def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Returns the settings of `evaluate` with the names of all rows that a job makes.
 
-    What is no setting yet, such as the directories of the rows, is "this job's".
+    What is not a setting yet, such as the directories of the rows, is "this job's".
     """
     own, name = config.evaluate.copy_and_resolve_references(), layout.epsilon_row
     made = ["untrained", PUBLIC_ONLY, "original"]

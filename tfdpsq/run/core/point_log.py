@@ -111,7 +111,7 @@ def require_writable(directory: pathlib.Path, *names: str) -> None:
 
     Raises:
       InputError: the directory cannot be made or written, or one of the `names` is
-        there and is no file that can be written.
+        there and is not a file that can be written.
     """
     path = directory
     try:
@@ -122,8 +122,8 @@ def require_writable(directory: pathlib.Path, *names: str) -> None:
             # Opening a pipe would wait for its reader.
             if path.exists() and not path.is_file():
                 raise validation.InputError(
-                    f"{path}: is no file, and the run writes one there. Move it away "
-                    "and start the same command again."
+                    f"{path}: is not a file, and the run writes one there. Move it "
+                    "away and start the same command again."
                 )
             if path.exists():
                 open(path, "ab").close()
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, int):  # an int of 400 digits is no float
+    if isinstance(value, int):  # an int of 400 digits is not a float
         return not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 

@@ -356,8 +356,8 @@ def require_vocabulary(
     trained = stage["inputs"].get("vocabulary")
     if trained is None and not unknown:
         raise validation.InputError(
-            f"{whose or path} was trained with no vocabulary, so it is no retriever. "
-            "Give what train_retriever wrote."
+            f"{whose or path} was trained with no vocabulary, so it is not a retriever"
+            ". Give what train_retriever wrote."
         )
     if trained != tokenizer.fingerprint and not (unknown and trained is None):
         raise validation.InputError(

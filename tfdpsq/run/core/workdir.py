@@ -118,7 +118,7 @@ def _with_equal_contents(
 ) -> Mapping[str, Any]:
     """Returns a record with the new path of every input whose fingerprint is equal.
 
-    Data, a T5 or a vocabulary may lie elsewhere: what they hold is what counts.
+    Data, a T5 or a vocabulary may be elsewhere: what they hold is what counts.
     """
     config: Any = found.get("config")
     inputs: Any = found.get("inputs")

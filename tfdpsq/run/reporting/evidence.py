@@ -64,7 +64,8 @@ def _in_short(name: str, found: _Audit) -> str:
         else:
             written = f"but {worst['leaked']:.0%} were written out"
             said.append(
-                "planted secrets cannot be told from secrets that nobody trained on, "
+                "planted secrets cannot be distinguished from secrets that nobody "
+                "trained on, "
                 + (written if worst["leaked"] else "and none was written out")
             )
     if found["one_run"]:
@@ -75,7 +76,7 @@ def _in_short(name: str, found: _Audit) -> str:
     if found["membership"]:
         auc = max(attack["auc"][0] for attack in found["membership"].values())
         said.append(
-            f"a training query is told from another in {auc:.0%} of such pairs "
+            f"a training query is recognized in {auc:.0%} of pairs with another "
             "(50% by guessing)"
         )
     return f"{name}: {'; '.join(said) or 'nothing was measured'}."
@@ -93,8 +94,8 @@ def _verdicts(name: str, found: _Audit) -> list[str]:
             )
         else:
             said = (
-                "cannot be told from secrets that nobody trained on: mean rank "
-                f"{entry['mean_rank']:.1f}, {chance} (p = {entry['p_value']:.2g})"
+                "cannot be distinguished from secrets that nobody trained on: mean "
+                f"rank {entry['mean_rank']:.1f}, {chance} (p = {entry['p_value']:.2g})"
             )
         share = entry["leaked"]
         leaked = f"{share:.0%} of them were" if share else "none was"

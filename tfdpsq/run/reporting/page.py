@@ -289,7 +289,7 @@ def _cost(
         elif high < 0:
             verdict = "It is worse than using no private query: its ε bought nothing"
         else:
-            verdict = "It cannot be told from using no private query"
+            verdict = "It is not significantly different from using no private query"
         text += (
             f". {verdict} (difference {difference['difference']:+.4f}, "
             f"95 % interval {low:+.4f} to {high:+.4f})"

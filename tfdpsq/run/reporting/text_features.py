@@ -76,8 +76,8 @@ def require_gpt2(preset: str) -> None:
 
     if not os.path.isdir(preset) and preset not in GPT2Backbone.presets:
         raise InputError(
-            f"similarity.init is {preset!r}, which is no directory, and no GPT-2 that "
-            f"keras-nlp knows: {', '.join(sorted(GPT2Backbone.presets))}. Give one."
+            f"similarity.init is {preset!r}, which is neither a directory nor a GPT-2 "
+            f"that keras-nlp has: {', '.join(sorted(GPT2Backbone.presets))}. Give one."
         )
     for name in _OF_PRESET if os.path.isdir(preset) else ():
         if not os.path.isfile(os.path.join(preset, name)):

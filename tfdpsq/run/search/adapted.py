@@ -48,7 +48,7 @@ def inputs(
 
     Raises:
       InputError: as `open_both`; other documents or queries than those of `data`; or a
-        system that is no adapter, or one for another encoder.
+        system that is not an adapter, or one for another encoder.
       DataError: damaged embeddings, or a damaged adapter.
     """
     found = {}

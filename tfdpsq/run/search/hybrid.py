@@ -66,7 +66,7 @@ class FitSet:
         """
         if not sources.is_free(self.path):
             raise validation.InputError(
-                f"{self.setting}.fit is {self.path!r}, which is no set of public or "
+                f"{self.setting}.fit is {self.path!r}, which is not a set of public or "
                 "synthetic queries. A weight fitted on private queries tells about "
                 "them. Give what prepare, synthesize or filter wrote."
             )
