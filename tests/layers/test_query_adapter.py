@@ -290,7 +290,7 @@ def test_embeddings_of_another_encoder_are_refused(documents, queries):
         (np.ones([3, 4], np.int64), "int64 of shape"),
         (np.array([["a", "b"]]), "<U1 of shape"),
         (np.ones([3, 4], tf.bfloat16.as_numpy_dtype), "bfloat16 of shape.*float32"),
-        ([[1.0, 2.0], [1.0]], "a list that is no array"),
+        ([[1.0, 2.0], [1.0]], "a list that is not an array"),
         (np.eye(3)[:, :2], "row 2 of the negatives is all zeros"),
         (np.array([[1.0, 2.0], [1.0, np.inf]]), "row 1 of .*not finite"),
         (np.array([[np.nan, 2.0], [1.0, 2.0]]), "row 0 of .*not finite"),

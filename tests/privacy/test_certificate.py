@@ -231,10 +231,10 @@ def test_reading_takes_an_untouched_file_only(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "is no certificate"),
+        ("", "is not a certificate"),
         ("[1, 2]", "this is no tfdpsq-certificate/2 file"),
         ("{}", "this is no tfdpsq-certificate/2 file"),
-        ('{"format": "tfdpsq-certificate/2"', "is no certificate"),
+        ('{"format": "tfdpsq-certificate/2"', "is not a certificate"),
         ('{"format": "tfdpsq-certificate/3"}', "format is 'tfdpsq-certificate/3'"),
         (
             '{"format": "tfdpsq-certificate/1"}',
@@ -246,8 +246,8 @@ def test_reading_takes_an_untouched_file_only(tmp_path):
         ),
         ('{"format": "tfdpsq-certificate/2", "a": NaN}', "NaN is no JSON"),
         ('{"format": "tfdpsq-certificate/2", "a": -Infinity}', "-Infinity is no JSON"),
-        ("[" * 100_000, "is no certificate"),
-        (b"\xff\xfe", "is no certificate"),
+        ("[" * 100_000, "is not a certificate"),
+        (b"\xff\xfe", "is not a certificate"),
     ],
 )
 def test_files_that_are_no_certificates_are_refused(tmp_path, content, message):

@@ -243,7 +243,7 @@ def test_a_forged_relation_or_parent_is_found(kinds):
         (_forged(apart, "continuation.disjoint", None), wrong),
         # A cheaper parent, and one that costs nothing.
         (_forged(composed, "continuation.parent", _first(_SPECS[1])), wrong),
-        (_forged(composed, "continuation.parent", {}), "what was run cannot be told"),
+        (_forged(composed, "continuation.parent", {}), "what was run is unknown"),
         (_forged(composed, "continuation.parent", None), "which is not a certificate"),
         (_forged(apart, "fingerprints", {"pairs": "p1"}), "these very pairs"),
         (_forged(apart, "fingerprints", {}), "states the fingerprint of its pairs"),

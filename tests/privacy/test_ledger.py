@@ -269,7 +269,7 @@ def test_a_ledger_of_another_version_and_no_ledger_at_all_are_named(tmp_path, pa
         _open(paid)
     for content in ('{"some": "json"}\n', "text\n", "[]\n", "\n", "\xff", "7\n"):
         paid.write_text(content)
-        with pytest.raises(DataError, match="1: .* is no ledger's header"):
+        with pytest.raises(DataError, match="1: .* is not a ledger's header"):
             _open(paid)
     with pytest.raises(DataError, match="nowhere.*Give the ledger.jsonl"):
         read_ledger(tmp_path / "nowhere")

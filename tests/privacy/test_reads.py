@@ -95,7 +95,9 @@ def test_a_torn_line_is_cut_off_and_a_wrong_one_named(tmp_path, caplog):
     assert "had not begun" in caplog.text
     for bad in (b"{}\n", b"[1, 2]\n", b"text\n", b'{"what": 1, "where": "x"}\n', b"\n"):
         path.write_bytes(whole + bad)
-        with pytest.raises(DataError, match="reads.jsonl:3: .* is no entry. Restore"):
+        with pytest.raises(
+            DataError, match="reads.jsonl:3: .* is not an entry. Restore"
+        ):
             PrivateReads(path)
 
 

@@ -317,7 +317,7 @@ def test_what_no_epsilon_would_cover_is_refused(base, tmp_path):
     made = read_certificate(tmp_path / "release" / "set" / layout.SET)
     assert made == read_certificate(counted) and made["guarantee"]["epsilon"] <= 0.4
     refused = {
-        "would be left beside the histogram": {"epsilon": 1.0},
+        "would be left in addition to the histogram": {"epsilon": 1.0},
         "counts within a finite epsilon": {"epsilon": math.inf},
         "has no certificate of a finite": {"histogram": str(base / "public")},
         "a run from public weights": {
@@ -398,7 +398,9 @@ def test_a_job_plans_its_histogram_within_each_epsilon(base):
     assert set(plans) == {"histogram_eps0.4", "generator_eps8", "retriever_direct_eps8"}
     for histogram_epsilon, epsilon in ((0.4, 1.0), (20.0, 8.0)):
         config.histogram_epsilon, config.epsilons = histogram_epsilon, (epsilon,)
-        with pytest.raises(InputError, match="less than 95% would be left beside the"):
+        with pytest.raises(
+            InputError, match="less than 95% would be left in addition to the"
+        ):
             pipeline_data.check_data(config, strategy.DEFAULT)
     config.epsilons, config.histogram_epsilon = (math.inf,), 0.4
     with pytest.raises(InputError, match="no generator of epsilons .* would count it"):

@@ -278,7 +278,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 def test_a_place_is_tried_before_the_first_step(tmp_path, name, make):
     """It was told when a step, or all of them, had been paid for."""
     make(tmp_path / name)
-    with pytest.raises(validation.InputError, match=rf"{name}: is no file"):
+    with pytest.raises(validation.InputError, match=rf"{name}: is not a file"):
         Progress(tmp_path, 10)
     assert os.listdir(tmp_path) == [name]
 

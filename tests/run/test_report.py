@@ -89,7 +89,10 @@ def test_notes_say_what_was_trained_and_written_for():
     ("ci", "verdict"),
     [
         ([0.001, 0.02], "It is better than using no private query"),
-        ([-0.01, 0.02], "It cannot be told from using no private query"),
+        (
+            [-0.01, 0.02],
+            "It is not significantly different from using no private query",
+        ),
         ([-0.02, -0.001], "It is worse than using no private query"),
     ],
 )

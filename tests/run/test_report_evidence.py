@@ -86,7 +86,7 @@ def test_whose_guarantee_it_is_is_said(tmp_path):
     assert "no attack makes their mean lower than 6.28" in user
     assert "no promise" not in user
     once = said(repetitions=1)
-    assert "secrets put in once cannot be told" in once
+    assert "secrets put in once cannot be distinguished" in once
     assert "ε = 2 is for one query. The ranks" in once and "no promise" not in once
     without = _text(_write(tmp_path, audits={"T5": _audit("inf", 2.0, 0, 4.5, 1.0)}))
     assert "is for one query" not in without

@@ -488,7 +488,7 @@ def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):
             DocumentIndex.create(tmp_path / "bad", bad, 8)
     index = DocumentIndex.create(tmp_path / "bad" / "documents", "named", 8)
     for ids in ([0, 1], ["a", chr(0xD800)]):
-        with pytest.raises(InputError, match="is no text. Give ids as strings"):
+        with pytest.raises(InputError, match="is not text. Give ids as strings"):
             index.add(ids, documents[:2])
     ids = [f"d{i}" for i in range(84)]
     for field, value in (("encoder", 384), ("width", 8.0), ("width", True)):

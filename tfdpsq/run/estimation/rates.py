@@ -37,7 +37,7 @@ from tfdpsq.run.estimation.step import in_turns
 from tfdpsq.run.training import plain_training, training_settings
 
 # Words of a query, and batches, where pairs are scored.
-_QUERY_WORDS, _BATCHES = 8, 8
+_QUERY_WORDS, _SCORED_BATCHES = 8, 8
 # Documents used in the measurements.
 _SAMPLED = 4096
 # Fewest batches of queries that are written after the first.
@@ -141,7 +141,7 @@ def reranking(
     )
     pairs = [
         (one.content, " ".join(one.content.split()[:_QUERY_WORDS]))
-        for one in itertools.islice(_again(documents), _BATCHES * batch)
+        for one in itertools.islice(_again(documents), _SCORED_BATCHES * batch)
     ]
     (each,) = in_turns([lambda: list(scorer.scores(pairs))], seconds)
     return {"likelihoods": len(pairs) / each}
