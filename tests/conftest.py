@@ -19,6 +19,8 @@ LOGICAL_CPUS = 4
 _OF_ONE_JOB = (
     "tests/run/test_pipeline.py",
     "tests/run/test_release_secrets.py",
+    "tests/run/test_release_walk.py",
+    "tests/run/test_run_directory.py",
     "tests/run/test_status.py",
 )
 # What takes longest, to be begun first: at the end a worker would wait for the other.

@@ -45,7 +45,7 @@ def find_secrets(directory, secrets):
     for secret in secrets:
         for pattern, form in forms(secret.value).items():
             patterns.setdefault(pattern, f"{secret.name} as {form}")
-    index = _index(patterns)
+    index = _Index(patterns)
     found = set()
     for path in sorted(pathlib.Path(directory).rglob("*")):
         name = str(path.relative_to(directory))
@@ -53,7 +53,7 @@ def find_secrets(directory, secrets):
         if path.is_file():
             contents += _unpacked(path.read_bytes())
         for content in contents:
-            for pattern in _occurring(content, patterns, index):
+            for pattern in index.occurring(content):
                 found.add(f"{name}: {patterns[pattern]}")
     return sorted(found)
 
@@ -173,33 +173,37 @@ def _unpacked(content, depth=3):
     return found
 
 
-def _windows(content):
-    """[len - 5] uint64: the six bytes from each place on, as a number."""
-    data = np.frombuffer(content, np.uint8).astype(np.uint64)
-    places = len(data) - _SHORTEST + 1
-    return sum(
-        data[i : i + places] << np.uint64(8 * i) for i in range(_SHORTEST)
-    ).astype(np.uint64)
+class _Index:
+    """Patterns by their beginnings: thousands are sought in one go.
 
+    Three bytes decide which of a content's places are looked at more closely.
+    """
 
-def _index(patterns):
-    """{first six bytes as a number: patterns}: thousands are sought in one go."""
-    index = {}
-    for pattern in patterns:
-        start = int.from_bytes(pattern[:_SHORTEST], "little")
-        index.setdefault(start, []).append(pattern)
-    return index
+    def __init__(self, patterns):
+        self._patterns = {}
+        for pattern in patterns:
+            start = int.from_bytes(pattern[:_SHORTEST], "little")
+            self._patterns.setdefault(start, []).append(pattern)
+        self._starts = np.array(sorted(self._patterns), np.uint64)
+        self._begins = np.zeros(1 << 24, bool)
+        self._begins[self._starts & np.uint64(0xFFFFFF)] = True
 
-
-def _occurring(content, patterns, index):
-    if len(content) < _SHORTEST:
-        return set()
-    windows = _windows(content)
-    starts = np.array(sorted(index), np.uint64)
-    places = np.nonzero(np.isin(windows, starts))[0]
-    return {
-        pattern
-        for place in places.tolist()
-        for pattern in index[int(windows[place])]
-        if content.startswith(pattern, place)
-    }
+    def occurring(self, content):
+        """Returns the patterns that a content holds."""
+        data = np.frombuffer(content, np.uint8)
+        count = len(data) - _SHORTEST + 1
+        if count < 1:
+            return set()
+        three = sum(data[i : i + count].astype(np.uint32) << (8 * i) for i in range(3))
+        places = np.nonzero(self._begins[three])[0]
+        starts = sum(
+            data[places + i].astype(np.uint64) << np.uint64(8 * i)
+            for i in range(_SHORTEST)
+        )
+        alike = np.isin(starts, self._starts)
+        return {
+            pattern
+            for place, start in zip(places[alike].tolist(), starts[alike].tolist())
+            for pattern in self._patterns[start]
+            if content.startswith(pattern, place)
+        }

@@ -261,7 +261,7 @@ def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, publi
     out = base / "private" / "never"
     for fusion, message in (
         ({"base": "words", "fit": str(base / "pairs")}, "tells about them"),
-        ({"base": "words", "fit": "pydocs"}, "no set of public or synthetic"),
+        ({"base": "words", "fit": "pydocs"}, "not a set of public or synthetic"),
         ({"base": "words", "fit": str(unprotected)}, "without protection"),
         ({"base": "none"}, "fusion.base is 'none', which is none of the systems"),
         ({"fit": public}, "fusion.fit is .* which does nothing here"),
