@@ -180,11 +180,7 @@ def training_of(generator: str, canaries: str) -> ml_collections.ConfigDict:
 
 
 def require_own_set(synthetic: str, generator: str) -> None:
-    """Refuses a set of another generator, which an audit would wrongly describe.
-
-    Raises:
-      InputError: there is no such set, or another generator wrote it.
-    """
+    """Refuses a path without a set, and a set that another generator wrote."""
     if not sources.is_free(synthetic):
         raise validation.InputError(
             f"synthetic is {synthetic!r}, where there is no set of queries. Give the "

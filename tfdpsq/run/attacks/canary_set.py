@@ -130,13 +130,8 @@ def require_inserted(
 ) -> None:
     """Refuses canaries that are not in the pairs of a split as they were put in.
 
-    What was never trained on is not learnt, and would look well protected.
-
-    Args:
-      directory: what the stage `canaries` wrote.
-      made: what `read_canaries` found there.
-      data: its pairs.
-      split: that a model was trained on.
+    What was never trained on is not learnt, and would look well protected. `made` is
+    what `read_canaries` found in `directory`.
 
     Raises:
       DataError: names the first canary that is not there, or not as often, or a query
@@ -201,11 +196,7 @@ def _found_in(pairs: str) -> pathlib.Path | None:
 def require_private_output(
     pairs: str, private: pathlib.Path, directory: pathlib.Path
 ) -> None:
-    """Refuses to write results of training on canaries where they would be released.
-
-    Raises:
-      InputError: the pairs hold canaries, and the directory is not a private one.
-    """
+    """Refuses to write results of training on canaries where they would be released."""
     made = _found_in(pairs)
     if made is not None and not releases.is_inside(directory, private):
         raise validation.InputError(

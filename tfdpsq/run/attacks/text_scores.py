@@ -38,10 +38,7 @@ class LikelihoodScorer:
     def __call__(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
         """Scores queries with their documents.
 
-        Args:
-          pairs: queries and documents.
-          cut: whether to score an overlong query by its first tokens, as in training,
-            or to refuse it.
+        With `cut` an overlong query is scored by its first tokens, as in training.
 
         Returns:
           [pairs] float64, log-likelihood of the query's tokens and its end, in nats.
@@ -66,16 +63,8 @@ def require_whole_canaries(
 ) -> None:
     """Refuses lengths with which training would cut off a canary's secret.
 
-    Args:
-      made: the canaries.
-      documents: read once, where a canary's secret is in its document.
-      tokenizer: of the generator.
-      query_length: tokens kept of a query, EOS included.
-      document_length: tokens kept of prompt and document, EOS included.
-      prompt: text before the document.
-
-    Raises:
-      InputError: names the canary's document, the length and the remedy.
+    Lengths are in tokens, EOS included; a document's is that of prompt and document.
+    `documents` are read once, where a canary's secret is in its document.
     """
     if not made:
         return
@@ -120,10 +109,8 @@ def set_scores(
 ) -> dict[str, np.ndarray]:
     """Scores each pair's query by its similarity to a set of queries.
 
-    Args:
-      queries: (document id, query) of the set, read once.
-      pairs: pairs to score.
-      order: of the language model.
+    `queries` are (document id, query) of the set, read once; `order` is that of the
+    language model.
 
     Returns:
       "language_model": [pairs] log-likelihood per word, in nats, under an n-gram model

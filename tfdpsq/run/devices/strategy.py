@@ -93,22 +93,14 @@ class Devices:
             return workers.several()
 
     def require_single_steps(self, why: str) -> None:
-        """Refuses loops of several steps; `why` says why the steps are single.
-
-        Raises:
-          InputError: `steps_per_loop` is more than one.
-        """
+        """Refuses loops of several steps; `why` says why the steps are single."""
         if self.steps_per_loop > 1:
             raise validation.InputError(
                 f"steps_per_loop is {self.steps_per_loop}, but {why}. Set it to 1."
             )
 
     def require_share(self, rows: int, name: str = "batch_size") -> None:
-        """Refuses a batch of `rows` that the replicas do not divide.
-
-        Raises:
-          InputError: names the setting `name`.
-        """
+        """Refuses `rows`, the setting `name`, that the replicas do not divide."""
         if rows % self.replicas:
             raise validation.InputError(
                 f"{name} is {rows}, which {self.replicas} replicas cannot "

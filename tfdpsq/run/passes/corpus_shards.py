@@ -83,12 +83,7 @@ class CorpusShards:
 def require_declared(config: Any, before: str = "") -> None:
     """Refuses documents of the training pairs that were not declared to be public.
 
-    Args:
-      config: settings of `synthesize`.
-      before: the names of its settings, for the error.
-
-    Raises:
-      InputError: names the setting.
+    `before` precedes the names of settings in the error.
     """
     if config.documents == "train" and not config.training_documents_are_public:
         raise validation.InputError(

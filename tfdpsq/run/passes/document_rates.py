@@ -94,11 +94,7 @@ class Histogram:
         """Returns how many queries a document gets: as many as those like it have.
 
         In proportion to the private queries about a document of its cluster; a count
-        that noise made negative is 0.
-
-        Args:
-          queries: of all documents together.
-          seed: public.
+        that noise made negative is 0. `queries` counts those of all documents together.
 
         Raises:
           InputError: no count is above 0.

@@ -256,13 +256,8 @@ def load(
 def require_dtype(name: str, path: str, dtype: str) -> None:
     """Refuses embeddings that were computed in another precision.
 
-    Args:
-      name: the setting that names them.
-      path: an output of `encode` or `index`.
-      dtype: what the stage embeds further texts in.
-
-    Raises:
-      InputError: they were computed in another.
+    `path` is an output of `encode` or `index`, and the value of the setting `name`;
+    `dtype` is what the stage embeds further texts in.
     """
     config = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)["config"]
     computed_in = config.get("dtype", settings.FLOAT32)

@@ -89,10 +89,8 @@ class Embeddings:
     def require_corpus(self, corpus: str) -> None:
         """Refuses what a stage made of another corpus, as far as it recorded that.
 
-        `corpus` is the fingerprint of the documents.
-
-        Raises:
-          InputError: it did, or took some over that may differ.
+        `corpus` is the fingerprint of the documents. Those that a stage took over from
+        another index may differ.
         """
         other = self.stage.get("inputs", {}).get("corpus", corpus) != corpus
         if other or self.stage.get("result", {}).get("taken_over"):
@@ -106,9 +104,6 @@ class Embeddings:
         """Refuses what `encode` made of other queries than those of a split.
 
         Their ids may be the same. `private` holds the key of private fingerprints.
-
-        Raises:
-          InputError: it did.
         """
         if not self.stage:
             return
@@ -179,11 +174,7 @@ class Places:
         return of_unit_length(self._of.index.take(self.of(names)))
 
     def require_all(self, documents: Iterable[Document], corpus: str) -> None:
-        """Refuses embeddings of other texts than all documents of a corpus.
-
-        Raises:
-          InputError: a document has none, or there are more than documents.
-        """
+        """Refuses embeddings of other texts than all documents of a corpus."""
         count = sum(len(self.of([document.id])) for document in documents)
         if count != self._of.index.size:
             raise validation.InputError(
@@ -237,11 +228,7 @@ def open_both(
 
 
 def require_alike(documents: Embeddings, queries: Embeddings) -> None:
-    """Refuses embeddings whose inner products mean nothing.
-
-    Raises:
-      InputError: they differ in width, or in the encoder that made them.
-    """
+    """Refuses embeddings of two widths or encoders: inner products mean nothing."""
     found = [(one.encoder, one.index.width) for one in (documents, queries)]
     if found[0] != found[1] or bool(documents.stage) != bool(queries.stage):
         each = " and ".join(f"{name!r} ({width} dimensions)" for name, width in found)

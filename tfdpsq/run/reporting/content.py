@@ -393,11 +393,7 @@ def examples(
 ) -> list[dict[str, Any]]:
     """Shows the same documents of private pairs in several synthetic sets.
 
-    Args:
-      data: the BEIR directory of the pairs.
-      split: of the pairs.
-      most: number of documents.
-      sets: label -> directory.
+    At most `most` documents are shown; `sets` maps labels to directories.
 
     Returns:
       {document_id, document, original_query, synthetic: {label: queries}} of the first

@@ -59,12 +59,9 @@ def write(
     manifest: Mapping[str, Any],
     how_to_read: str = READ_SET,
 ) -> None:
-    """Writes the card of a set into its directory.
+    """Writes the card of a set into its directory, or into that of an export.
 
-    Args:
-      directory: of the set, or of what it was exported to.
-      manifest: of the set.
-      how_to_read: code that reads the set from `directory`.
+    `how_to_read` is code that reads the set from `directory`.
     """
     atomic_write(pathlib.Path(directory) / FILE_NAME, text(manifest, how_to_read))
 

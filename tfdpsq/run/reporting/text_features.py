@@ -35,12 +35,8 @@ def t5_encoder_features(
 ) -> np.ndarray:
     """Returns the mean of the encoder's states over a text's tokens, EOS included.
 
-    Args:
-      texts: n of them; an empty one is EOS alone.
-      init: a T5, as `checkpoints.open_checkpoint` takes it.
-      vocabulary: its SentencePiece model; "" takes the one next to its weights.
-      batch_size: texts at a time.
-      length: most tokens of a text, EOS included.
+    An empty text is EOS alone; a longer one than `length` tokens is cut. The vocabulary
+    "" is the one next to the weights of `init`.
 
     Returns:
       [n, hidden_dim] float32, in the order of the texts. A text's features do not

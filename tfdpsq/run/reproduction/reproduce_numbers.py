@@ -65,9 +65,6 @@ def check(
     """Refuses tables that could not be compared once their rows are made.
 
     `sets` are the zero-shot sets that are made here.
-
-    Raises:
-      InputError: names the table and what is wrong in it.
     """
     _require_one_set_of_systems(tables)
     for name, table in tables.items():

@@ -145,11 +145,7 @@ def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-    """Refuses query embeddings that do not fit the other settings of `evaluate`.
-
-    Raises:
-      InputError: names the setting.
-    """
+    """Refuses query embeddings that do not fit the other settings of `evaluate`."""
     given, named = config.query_embeddings, config.systems
     for name, path in given.items():
         if named.get(name, systems.BM25) == systems.BM25:

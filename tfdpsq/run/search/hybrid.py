@@ -59,11 +59,7 @@ class FitSet:
     most: int
 
     def check(self) -> None:
-        """Refuses a set that may be of private queries, before it is read.
-
-        Raises:
-          InputError: names the setting.
-        """
+        """Refuses a set that may be of private queries, before it is read."""
         if not sources.is_free(self.path):
             raise validation.InputError(
                 f"{self.setting}.fit is {self.path!r}, which is not a set of public or "
@@ -111,11 +107,7 @@ def fit_set(own: Any, setting: str = "fusion") -> FitSet | None:
 
 
 def check(config: Any) -> None:
-    """Refuses settings of a fusion that do not fit the rest, before any data are read.
-
-    Raises:
-      InputError: an unknown base, or a set of private queries to fit on.
-    """
+    """Refuses settings of a fusion that do not fit the rest, before data are read."""
     own = config.fusion
     if own.base and own.base not in config.systems:
         raise validation.InputError(
@@ -147,15 +139,8 @@ def require_found(
 ) -> None:
     """Refuses to fit on queries that nothing right is found for: no weight would count.
 
-    Args:
-      setting: the settings that name the set, such as "rerank".
-      path: of the set.
-      qrels: judgements of its queries.
-      runs: what is to be mixed.
-      among: documents that the runs hold, in words.
-
-    Raises:
-      InputError: names the setting.
+    `path` is the set to fit on, named by the `fit` of `setting`, such as "rerank";
+    `runs` are to be mixed, and `among` says which documents they hold.
     """
     if _any_found(qrels, runs):
         return
@@ -193,14 +178,9 @@ class Fusion:
         k: int,
         ignore_identical_ids: bool,
     ):
-        """Reads the judgements to fit on.
+        """Reads the judgements to fit on, from the set that the settings name.
 
-        Args:
-          own: settings, see SETTINGS.
-          fit: the set that they name.
-          qrels: judgements of the evaluated queries.
-          k: most documents of a query.
-          ignore_identical_ids: as in `evaluation.evaluate_run`.
+        `qrels` are of the evaluated queries, each with at most `k` documents.
         """
         self.results: dict[str, evaluation.RankingResult] = {}
         self.notes: dict[str, dict[str, Any]] = {}

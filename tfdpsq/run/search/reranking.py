@@ -57,11 +57,7 @@ _WEIGHTS = (0.0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.
 
 
 def check(config: Any) -> None:
-    """Refuses settings that do not fit the rest, before any data are read.
-
-    Raises:
-      InputError: names the setting.
-    """
+    """Refuses settings that do not fit the rest, before any data are read."""
     own = config.rerank
     for name, path in config.rerankers.items():
         benchmark_sets.check_file_name("a reranker", name)
@@ -96,15 +92,9 @@ def check(config: Any) -> None:
 
 
 def require_fits(own: Any, path: str, beir: BeirDirectory) -> None:
-    """Refuses a set that a weight could not be fitted on, before models are trained.
+    """Refuses a set for none of whose queries BM25 finds the document.
 
-    Args:
-      own: settings, see SETTINGS; another base than BM25 is not known yet.
-      path: of the set.
-      beir: the corpus.
-
-    Raises:
-      InputError: for none of its queries BM25 finds its document.
+    So models are not trained in vain. Another base than BM25 is not known yet.
     """
     if own.base != systems.BM25:
         return
@@ -141,11 +131,7 @@ def generator_inputs(
 ) -> tuple[str, str]:
     """Returns the ids of a generator that orders documents, and of its vocabulary.
 
-    Args:
-      setting: that names the generator.
-      path: its value.
-      prompt_setting: that states the prompt.
-      prompt: its value.
+    `setting` names the generator at `path`, `prompt_setting` states its `prompt`.
 
     Raises:
       InputError: it is missing, no generator, has no vocabulary, or was trained with
@@ -175,13 +161,7 @@ class Reranking:
     def __init__(
         self, own: Any, rerankers: Mapping[str, str], fit: hybrid.FitSet | None = None
     ):
-        """Reads the judgements to fit on.
-
-        Args:
-          own: settings, see SETTINGS.
-          rerankers: name -> generator.
-          fit: the set that the settings name.
-        """
+        """Reads the judgements to fit on; `rerankers` maps names to generators."""
         self._own, self._rerankers = own, rerankers
         self._fit_qrels = fit.read()[1] if fit else {}
 
@@ -198,11 +178,8 @@ class Reranking:
         on. Documents are read once for each reranker, as a stream; of pairs, memory
         holds ids and scores.
 
-        Args:
-          base: the run of `rerank.base`, of all queries.
-          beir: the corpus.
-          queries: {query id: text} of all queries of the run.
-          qrels: ids of the queries that are evaluated.
+        `base` is the run of `rerank.base`, `queries` maps the ids of all its queries to
+        their texts, and `qrels` has the ids of those that are evaluated.
 
         Raises:
           InputError: for no query to fit on the base finds its document.

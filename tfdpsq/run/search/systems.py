@@ -93,11 +93,7 @@ class Systems:
         }
 
     def require_documents(self, count: int) -> None:
-        """Refuses a corpus with too few documents for the index.
-
-        Raises:
-          InputError: names `index`.
-        """
+        """Refuses a corpus with too few documents for the index."""
         if self.index == TREE and self.retrievers:
             index.require_tree("index", count)
 
@@ -143,11 +139,7 @@ class Systems:
 
 
 def check_search(paths: Mapping[str, str], k: int, metrics: Sequence[str]) -> None:
-    """Refuses names and numbers that would make a search impossible to score.
-
-    Raises:
-      InputError: names the setting.
-    """
+    """Refuses names and numbers that would make a search impossible to score."""
     evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, metrics)
     for metric in metrics:
         if int(metric.partition("@")[2] or 0) > k:

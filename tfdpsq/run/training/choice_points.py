@@ -67,9 +67,6 @@ def check(
 
     Returns:
       Name and config of every point, as `finetune` takes it.
-
-    Raises:
-      InputError: names the setting.
     """
     shared, points = config.finetune, list(_points(config))
     if len({point.name for point in points}) < max(len(points), 2):

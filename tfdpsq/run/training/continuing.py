@@ -39,9 +39,7 @@ def require_continuable(
 ) -> None:
     """Refuses starting weights that do not fit `continues`.
 
-    Args:
-      config: of a stage that trains privately, with `init`, `epsilon` and `continues`.
-      parent: certificate of the starting weights; `None` for public ones.
+    `parent` is the certificate of the starting weights, `None` for public ones.
 
     Raises:
       InputError: private weights without `continues`, or `continues` without them or
@@ -137,12 +135,8 @@ def certificate_of(
 ) -> dict[str, Any]:
     """Returns the certificate of a private run, and of what it continues.
 
-    Args:
-      config: of the stage.
-      context: of the run.
-      plan: what was run.
-      steps: logical steps that were paid.
-      **stated: what `privacy.make_certificate` takes besides.
+    `steps` are the logical steps that were paid; `stated` is what
+    `privacy.make_certificate` takes besides.
     """
     head = private_training.ledger_head(context.run_dir)
     continuation = continuation_of(config, context, plan)

@@ -121,9 +121,6 @@ def require_unit(run: str, unit: str) -> None:
 
     A query's negatives leave out all of its answers, so that those of one of its pairs
     depend on the others.
-
-    Raises:
-      InputError: unit is "pair", and there are hard negatives.
     """
     if unit == "pair" and run:
         raise validation.InputError(

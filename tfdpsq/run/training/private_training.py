@@ -112,9 +112,6 @@ def check_steps(
     """Refuses both steps and epochs; with `trains` also neither.
 
     `before` is as in `settings.require_values`.
-
-    Raises:
-      InputError: names both.
     """
     if trains and not config.epochs and not config.steps:
         raise validation.InputError(
@@ -178,11 +175,7 @@ def spec_of(
 def require_microbatches(
     config: ml_collections.ConfigDict, spec: privacy.PrivacySpec, replicas: int
 ) -> None:
-    """Refuses more replicas than the microbatches of the spec's largest batch.
-
-    Raises:
-      InputError: names `microbatch_size`.
-    """
+    """Refuses more replicas than the microbatches of the spec's largest batch."""
     rows = plans.max_batch_size_of(spec) * spec.rows_per_unit
     batches.require_microbatches(rows, config.microbatch_size, replicas)
 
