@@ -18,7 +18,7 @@ from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.run import estimate_job, evaluate, finetune, pipeline, synthesize
 from tfdpsq.run.core import layout, point_log
-from tfdpsq.run.estimation import job_table, rates
+from tfdpsq.run.estimation import costs, rates
 from tfdpsq.run.estimation.costs import Devices, Rates, Work, parts_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -108,20 +108,20 @@ def test_what_is_not_known_is_not_made_up():
     work = Work(generators=1, steps=10, synthetic_documents=10, documents=10)
     parts = parts_of(work, Rates(examples=1.0), Devices())
     assert [part.seconds is None for part in parts] == [False, True, True]
-    found = job_table.Estimate(parts, Rates(), None, [])
-    assert job_table.as_text(found, Devices()).count("unknown") == 2
+    found = costs.Estimate(parts, Rates(), None, [])
+    assert costs.as_text(found, Devices()).count("unknown") == 2
 
 
 def test_money_is_devices_times_hours_times_price():
     work = Work(generators=1, synthetic_documents=3600, samples=1)
     devices = Devices(workers=2, price=3.0)
     parts = parts_of(work, Rates(queries=1.0), devices)
-    found = job_table.Estimate(parts, Rates(), None, ["One assumption."])
+    found = costs.Estimate(parts, Rates(), None, ["One assumption."])
     # 3,600 queries by two workers: half an hour each, one hour of devices.
-    (part,) = job_table.as_json(found, devices)["parts"]
+    (part,) = costs.as_json(found, devices)["parts"]
     assert part["device_hours"] == pytest.approx(1.0)
     assert part["price"] == pytest.approx(3.0)
-    text = job_table.as_text(found, devices)
+    text = costs.as_text(found, devices)
     assert "3.00" in text and "30.0 min" in text and "One assumption." in text
 
 

@@ -15,7 +15,7 @@ from tfdpsq.layers import T5Config, train_only
 from tfdpsq.retriever.stored_pairs import PooledQueries, WithVectors
 from tfdpsq.run import pretrain
 from tfdpsq.run.devices import preemption, strategy
-from tfdpsq.run.training import plain_training, pretraining_step
+from tfdpsq.run.training import plain_training, pretraining_loop
 
 
 def _strategy(replicas, logical_cpus):
@@ -307,7 +307,7 @@ def test_a_share_has_its_part_of_both_kinds_of_rows():
         "query_ids": np.arange(24).reshape(12, 2),
         "document_key": np.arange(8) + 100,
     }
-    shares = [pretraining_step.deal(batch, replica, 4) for replica in range(4)]
+    shares = [pretraining_loop.deal(batch, replica, 4) for replica in range(4)]
     for replica, share in enumerate(shares):
         first, text = 2 * replica, 8 + replica
         rows = [2 * row + np.arange(2) for row in (first, first + 1, text)]

@@ -18,7 +18,7 @@ from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import choose_max_batch_size, make_logical_step
-from tfdpsq.run.training import plain_training, pretraining_step
+from tfdpsq.run.training import plain_training, pretraining_loop
 
 _T5 = {
     "vocabulary_size": 40,
@@ -239,7 +239,7 @@ def test_pretraining(optimizer):
     )
     batch = _batch(8, {"document": 7, "query": 5})
     batch["document_key"] = tf.range(5, dtype=tf.int64)
-    step = pretraining_step.make_step(config, model, made)
+    step = pretraining_loop.make_step(config, model, made)
     assert refusals(step, batch) == []
 
 

@@ -49,8 +49,14 @@ from tfdpsq.layers.t5 import SIZES
 from tfdpsq.run import finetune, pipeline, synthesize
 from tfdpsq.run.core import command, outputs, releases, settings, sources, streams
 from tfdpsq.run.estimation import finetuning, rates, step
-from tfdpsq.run.estimation.costs import Devices, Work, parts_of
-from tfdpsq.run.estimation.job_table import Estimate, as_json, as_text
+from tfdpsq.run.estimation.costs import (
+    Devices,
+    Estimate,
+    Work,
+    as_json,
+    as_text,
+    parts_of,
+)
 from tfdpsq.run.training import private_training
 
 # A vocabulary that fits every published T5, for measurements.
