@@ -298,6 +298,7 @@ class Rows:
     Attributes:
       config: the settings.
       stages: runs the stages of the rows.
+      data: the pairs' BEIR directory, or "pydocs".
       sets: {name: directory} of the zero-shot sets made here.
     """
 

@@ -14,7 +14,7 @@ from tfdpsq import evaluation, validation
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.reproduction import reproduce_tables
-from tfdpsq.run.reproduction.reproduce_rows import Row, RowMaker, row_of
+from tfdpsq.run.reproduction.reproduce_rows import Row, row_of
 from tfdpsq.run.reproduction.reproduce_tables import Cell
 from tfdpsq.run.search import systems
 
@@ -26,12 +26,14 @@ _Cells = dict[str, dict[str, Cell]]
 
 
 def compare(
-    rows: RowMaker,
+    rows: Any,
     tables: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
     resamples: int,
 ) -> dict[str, Any]:
     """Makes the rows of the tables and compares them with the paper's.
+
+    `rows` makes each row's outputs on first use: `Rows` of the command `reproduce`.
 
     Returns:
       JSON values: "tables", each with "rows", "tau" and "verdicts"; "examples", by
@@ -175,11 +177,9 @@ def _set_beside(
             for row, cells in ours.items()
         ],
         "tau": {
-            column: dataclasses.asdict(
-                reproduce_tables.kendall(
-                    [ours[row][column].value for row in paper],
-                    [paper[row][column] for row in paper],
-                )
+            column: reproduce_tables.kendall(
+                [ours[row][column].value for row in paper],
+                [paper[row][column] for row in paper],
             )
             for column in shared
         },
@@ -219,9 +219,7 @@ def _asked(table: Mapping[str, Any]) -> list[Row]:
     return [row_of(name) for name in (*paper, *table["controls"])]
 
 
-def _retrieval(
-    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
-) -> _Cells:
+def _retrieval(seeds: Sequence[int], rows: Any, table: Mapping[str, Any]) -> _Cells:
     """Returns means over seeds of each query's value, from the TREC files."""
     found: _Cells = {}
     for row in _asked(table):
@@ -241,9 +239,7 @@ def _retrieval(
     return found
 
 
-def _zero_shot(
-    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
-) -> _Cells:
+def _zero_shot(seeds: Sequence[int], rows: Any, table: Mapping[str, Any]) -> _Cells:
     """Returns a metric of each set and the mean; CQADupStack's forums are one set."""
     asked = _asked(table)
     runs = [rows.zero_shot(asked, seed, table["metric"]) for seed in seeds]
@@ -279,9 +275,7 @@ def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
     return Cell(float(np.mean([q.mean() for q in queries])), queries, note)
 
 
-def _similarity(
-    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
-) -> _Cells:
+def _similarity(seeds: Sequence[int], rows: Any, table: Mapping[str, Any]) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
         read = [_json(rows.compared(row, seed) / layout.METRICS_FILE) for seed in seeds]
@@ -312,7 +306,7 @@ def _mauve_note(measured: Mapping[str, Any]) -> str:
     )
 
 
-def _canaries(seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
+def _canaries(seeds: Sequence[int], rows: Any, table: Mapping[str, Any]) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
         entries = _json(rows.audited(row) / layout.AUDIT_FILE)["canaries"]

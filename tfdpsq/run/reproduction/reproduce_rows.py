@@ -1,16 +1,14 @@
-"""The rows of the paper's tables, and the interface that makes their numbers."""
+"""The rows of the paper's tables, and the data that their numbers are made of."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import numbers
-import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ml_collections
-import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
@@ -149,37 +147,6 @@ def rows_of(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Row]]:
         rows = [row_of(name) for name in (*table["paper"], *table["controls"])]
         found.setdefault(table["measure"], []).extend(rows)
     return found
-
-
-class RowMaker(Protocol):
-    """Makes each row's outputs by running stages; `reproduce` has the implementation.
-
-    Attributes:
-      data: the pairs' BEIR directory, or "pydocs".
-      sets: {name: directory} of the zero-shot sets made here.
-      stages: the job's stages and their times.
-    """
-
-    data: str
-    sets: Mapping[str, str]
-    stages: Any
-
-    def retrieved(self, row: Row, seed: int) -> pathlib.Path:
-        """Returns the directory of a row's TREC files on the test queries."""
-
-    def compared(self, row: Row, seed: int) -> pathlib.Path:
-        """Returns the directory of the measures of a row's synthetic text."""
-
-    def zero_shot(
-        self, rows: Sequence[Row], seed: int, metric: str
-    ) -> dict[str, dict[str, list[np.ndarray]]]:
-        """Returns {set: {row: [[queries] values, for each of its parts]}}."""
-
-    def examples(self, rows: Sequence[Row], seed: int) -> dict[str, Any]:
-        """Writes queries of several rows for the same documents; returns a summary."""
-
-    def audited(self, row: Row) -> pathlib.Path:
-        """Returns the directory of `audit`'s findings on a row's generator."""
 
 
 def data_of(config: ml_collections.ConfigDict) -> tuple[str, Mapping[str, str]]:

@@ -59,23 +59,6 @@ class Verdict:
     verdict: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Tau:
-    """Agreement of two orderings of the same rows.
-
-    Attributes:
-      tau: Kendall's τ-b: 1 for the same order, −1 for the reverse; NaN where all rows
-        of one ordering are equal.
-      p_value: probability of a τ at least as far from 0 if all orders were equally
-        likely.
-      rows: number of rows.
-    """
-
-    tau: float
-    p_value: float
-    rows: int
-
-
 def judge(
     claim: tuple[str, str, str],
     ours: Mapping[str, Mapping[str, Cell]],
@@ -117,21 +100,18 @@ def judge(
     return Verdict(above, below, column, difference, low, high, theirs, verdict)
 
 
-def kendall(ours: Sequence[float], paper: Sequence[float]) -> Tau:
+def kendall(ours: Sequence[float], paper: Sequence[float]) -> dict[str, float]:
     """Computes Kendall's τ-b between our ordering of rows and the paper's.
 
-    Raises:
-      InputError: different numbers of rows.
+    Returns:
+      "tau": 1 for the same order, −1 for the reverse, NaN where all rows of one
+      ordering are equal; "p_value": probability of a τ at least as far from 0 if all
+      orders were equally likely; "rows": their number.
     """
-    if len(ours) != len(paper):
-        raise validation.InputError(
-            f"{len(ours)} numbers of ours and {len(paper)} of the paper's; there must "
-            "be one of each for every row."
-        )
     if len(ours) < 2:
-        return Tau(math.nan, math.nan, len(ours))
-    found = scipy.stats.kendalltau(ours, paper)
-    return Tau(float(found.statistic), float(found.pvalue), len(ours))
+        return {"tau": math.nan, "p_value": math.nan, "rows": len(ours)}
+    tau, p_value = scipy.stats.kendalltau(ours, paper)
+    return {"tau": float(tau), "p_value": float(p_value), "rows": len(ours)}
 
 
 def why(verdict: Verdict, queries: int, seeds: int) -> str:
