@@ -13,7 +13,7 @@ from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever import index
-from tfdpsq.run import pretrain, reproduce
+from tfdpsq.run import reproduce
 from tfdpsq.run.core import used_parts, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reproduction import (
@@ -21,6 +21,7 @@ from tfdpsq.run.reproduction import (
     reproduce_numbers,
     reproduce_rows,
 )
+from tfdpsq.run.training import training_settings
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,7 @@ def test_a_resized_size_is_tried_before_others_are_paid(small, tmp_path):
     assert not list(tmp_path.rglob("ledger.jsonl"))
     with config.unlocked():
         config.sizes.large.finetune = {"lora": {"rank": 4, "targets": ("query",)}}
-    parts = reproduce_models.used_by(config, pretrain.RESIZE)
+    parts = reproduce_models.used_by(config)
     workdir.open_workdir(tmp_path / "work", config, parts)
     with config.unlocked():
         config.sizes.large.num_layers = 3
@@ -201,7 +202,7 @@ def test_a_resized_size_is_tried_before_others_are_paid(small, tmp_path):
 def test_each_part_of_the_config_has_its_outputs(small, tmp_path, size):
     """Other names would let it change under what was paid."""
     config = tiny_paper.config(small)
-    parts = reproduce_models.used_by(config, pretrain.RESIZE)
+    parts = reproduce_models.used_by(config)
     work = workdir.open_workdir(tmp_path / "work", config, parts)
 
     def locked(made):
@@ -209,13 +210,16 @@ def test_each_part_of_the_config_has_its_outputs(small, tmp_path, size):
         return {part for part in parts if used_parts._made_with(parts[part], work)}
 
     found = locked(f"release/seed0_generator_{size}_eps3")
-    own = {f"sizes.{size}.{name}" for name in ("finetune", "init", *pretrain.RESIZE)}
-    base = {f"sizes.base.{name}" for name in ("init", *pretrain.RESIZE)}
+    own = {
+        f"sizes.{size}.{name}"
+        for name in ("finetune", "init", *training_settings.RESIZE)
+    }
+    base = {f"sizes.base.{name}" for name in ("init", *training_settings.RESIZE)}
     whole = {"sizes.base", f"sizes.{size}"}
     assert found == {"job.finetune", "job.pretrain"} | own | base | whole
     with config.unlocked():  # a size that is new
         config.sizes.huge = config.sizes.xl
-    parts = reproduce_models.used_by(config, pretrain.RESIZE)
+    parts = reproduce_models.used_by(config)
     workdir.open_workdir(work, config, parts)
     assert "job.direct" in locked("release/seed0_retriever_direct-eps8")
     assert "job.audit" not in locked(f"private/audited_{size}_eps16")

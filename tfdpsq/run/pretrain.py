@@ -56,12 +56,6 @@ CURVE_FILE = "pretraining.json"
 # Numbers of rows that the replicas must divide.
 _SHARED = ("pair_rows", "text_rows")
 
-
-# A size other than that of `init`; 0 keeps it. See `generator.resizing`.
-RESIZE: settings.Declaration = {
-    "num_layers": settings.Integer(0, 0, settings.LAYERS),
-    "intermediate_dim": settings.Integer(0, 0, settings.WIDTH),
-}
 SETTINGS: settings.Declaration = {
     # A BEIR directory, of which only the documents are read, or "pydocs".
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -71,7 +65,7 @@ SETTINGS: settings.Declaration = {
         ""
     ),  # "" learns one of `t5.vocabulary_size` less sentinels
     "init": settings.Text(""),  # any T5 checkpoint to go on from
-    "resize": RESIZE,
+    "resize": training_settings.RESIZE,
     "t5": training_settings.t5_settings(8192, 3, 4, 192, 512, 48, "1.0", 0.0),
     **training_settings.length_settings(112, 28),
     "pseudo_queries_per_passage": settings.Integer(2, 1, 10000),

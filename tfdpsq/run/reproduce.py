@@ -66,7 +66,7 @@ from tfdpsq.run.reproduction import (
     reproduce_rows,
 )
 from tfdpsq.run.search import hybrid, reranking, systems
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import private_training, training_settings
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
 _HERE = "this command"
@@ -94,7 +94,7 @@ SETTINGS: settings.Declaration = {
         {"base": {}},
         {
             "init": settings.Text(""),
-            **pretrain.RESIZE,
+            **training_settings.RESIZE,
             "finetune": {name: finetune.SETTINGS[name] for name in _OF_SIZES},
         },
     ),
@@ -157,12 +157,12 @@ def run(
     wanted = reproduce_rows.tables_of(config, names)
     data, sets = reproduce_rows.data_of(config)
     job, sizes = check(config, wanted, data, sets, directory, devices)
-    used_by = reproduce_models.used_by(config, pretrain.RESIZE)
+    used_by = reproduce_models.used_by(config)
     directory = workdir.open_workdir(directory, config, used_by)
     rows = Rows(config, directory, data, sets, devices)
     rows.check_canaries(reproduce_rows.rows_of(wanted).get("canaries", ()))
     # Those that are made here are made before all that costs, and tried as well.
-    given = reproduce_models.given(config, sizes, pretrain.RESIZE)
+    given = reproduce_models.given(config, sizes)
     resized = {size: rows.model(size) for size in sizes if size not in given}
     if resized:
         _try_models(config, job, resized, rows.vocabulary(), devices, directory)
@@ -215,7 +215,7 @@ def check(
     ):
         own, where = config.job.evaluate[name], f"job.evaluate.{name}"
         acting.require_unfilled(own, declared, declared, where, _HERE)
-    vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
+    vocabulary = reproduce_models.check(config, sorted(sizes))
     job = reproduce_models.whole_job(config, of_measure, data)
     with pipeline_checks.of_stage("job"):
         pipeline.require_acting(job)
@@ -241,7 +241,7 @@ def check(
     for where, own in of_sizes.items():
         pipeline_data.check_generators(data, job.epsilons, own, where, devices)
     taken = sorted({*sizes, config.retriever_size})
-    starts = reproduce_models.given(config, taken, pretrain.RESIZE)
+    starts = reproduce_models.given(config, taken)
     _try_models(config, job, starts, vocabulary, devices, directory)
     if "canaries" in of_measure:
         trained = job.finetune.copy_and_resolve_references()
@@ -342,9 +342,7 @@ class Rows:
         if not self.job.pretrain.steps:
             return init
         stage = self.job.pretrain.copy_and_resolve_references()
-        stage.resize.update(
-            reproduce_models.resized(self.config, size, pretrain.RESIZE)
-        )
+        stage.resize.update(reproduce_models.resized(self.config, size))
         # On all public documents, including those of the zero-shot sets.
         return str(
             self._run(

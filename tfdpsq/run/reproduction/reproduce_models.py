@@ -12,6 +12,7 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import pipeline_data, sources
 from tfdpsq.run.reproduction import reproduce_rows
 from tfdpsq.run.search import benchmark_sets
+from tfdpsq.run.training.training_settings import RESIZE
 
 
 def start_of(config: ml_collections.ConfigDict, size: str) -> str:
@@ -19,35 +20,21 @@ def start_of(config: ml_collections.ConfigDict, size: str) -> str:
     return config.sizes[size].get("init", "") or config.job.init
 
 
-def resized(
-    config: ml_collections.ConfigDict, size: str, fields: Iterable[str]
-) -> dict[str, int]:
-    """Returns the `fields` of a size that differ from the T5 that it is made from."""
+def resized(config: ml_collections.ConfigDict, size: str) -> dict[str, int]:
+    """Returns what RESIZE changes in the T5 that a size is made from."""
     own = config.sizes[size].to_dict()
-    return {name: own[name] for name in fields if own.get(name)}
+    return {name: own[name] for name in RESIZE if own.get(name)}
 
 
-def given(
-    config: ml_collections.ConfigDict, sizes: Iterable[str], fields: Iterable[str]
-) -> dict[str, str]:
+def given(config: ml_collections.ConfigDict, sizes: Iterable[str]) -> dict[str, str]:
     """Returns {size: weights} of the sizes that are not resized from others."""
-    fields = [*fields]
-    return {
-        size: start_of(config, size)
-        for size in sizes
-        if not resized(config, size, fields)
-    }
+    return {size: start_of(config, size) for size in sizes if not resized(config, size)}
 
 
-def check(
-    config: ml_collections.ConfigDict, sizes: Sequence[str], fields: Iterable[str]
-) -> str:
+def check(config: ml_collections.ConfigDict, sizes: Sequence[str]) -> str:
     """Refuses T5s that are missing, private, damaged or of different vocabularies.
 
-    Args:
-      config: of `reproduce`.
-      sizes: names of those that the tables need, besides the retriever's.
-      fields: settings of a size that make another T5 of its `init`.
+    `sizes` are the names of those that the tables need, besides the retriever's.
 
     Returns:
       The vocabulary of all of them.
@@ -58,9 +45,9 @@ def check(
     """
     for size in config.sizes:
         benchmark_sets.check_file_name("a size", size)
-    vocabulary, fields = "", [*fields]
+    vocabulary = ""
     for size in (config.retriever_size, *sizes):
-        init, changed = start_of(config, size), resized(config, size, fields)
+        init, changed = start_of(config, size), resized(config, size)
         if changed and not config.job.pretrain.steps:
             raise validation.InputError(
                 f"size {size!r} is {changed}, which takes training: set "
@@ -103,13 +90,8 @@ def whole_job(
     return job
 
 
-def used_by(
-    config: ml_collections.ConfigDict, fields: Iterable[str]
-) -> dict[str, tuple[str, ...]]:
-    """Returns the parts of the config, and the outputs of each, as `used_parts.Parts`.
-
-    `fields` are settings of a size that make another T5 of its `init`.
-    """
+def used_by(config: ml_collections.ConfigDict) -> dict[str, tuple[str, ...]]:
+    """Returns the config's parts, and the outputs of each, as `used_parts.Parts`."""
     trained = "generator_", "audited_", "retriever_"
     measured = "synthetic", "_retrieval_", "_text_", "zero_shot"
     found: dict[str, tuple[str, ...]] = {
@@ -133,7 +115,7 @@ def used_by(
         if size == config.retriever_size:  # the vocabulary of all is its own
             made = (*trained, *measured)
         found[f"sizes.{size}"] = (f"t5_{size}", *made)  # one that is new
-        for name in ("init", *fields):
+        for name in ("init", *RESIZE):
             found[f"sizes.{size}.{name}"] = (f"t5_{size}", *made)
     return found
 
