@@ -127,7 +127,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
-        round_trip.RoundTrip(**config.round_trip).tokenizer()
+        round_trip.tokenizer_of(config.round_trip)
     if config.canaries:
         canary_set.read_canaries(pathlib.Path(config.canaries))  # or refuses it
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
@@ -209,8 +209,9 @@ def filtered(
     if config.duplicates:
         tests.append(("duplicates", _each(_new())))
     if config.round_trip.retriever:
-        own = round_trip.RoundTrip(**config.round_trip)
-        test = round_trip.comes_back(own, config.corpus, config.batch_size, scratch)
+        test = round_trip.comes_back(
+            config.round_trip, config.corpus, config.batch_size, scratch
+        )
         tests.append(("round_trip", test))
     counts.update({name: 0 for name, _ in tests})
     stream = iter(rows)

@@ -8,9 +8,9 @@ queries; a retriever's embeddings are on disk and read by blocks.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,38 +28,29 @@ BM25 = "bm25"
 Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundTrip:
-    """Settings of the round trip; see `filter`."""
+def tokenizer_of(own: Any) -> Tokenizer:
+    """Returns the retriever's tokenizer; `own` is `round_trip` of `filter`.
 
-    retriever: str
-    vocabulary: str
-    k: int
-
-    def tokenizer(self) -> Tokenizer:
-        """Returns the retriever's tokenizer.
-
-        Raises:
-          InputError: none was given, or not the one the retriever was trained with.
-        """
-        if not self.vocabulary:
-            raise validation.InputError(
-                f"round_trip.vocabulary is not set, and {self.retriever} needs the one "
-                "it was trained with. Give its SentencePiece file."
-            )
-        tokenizer = Tokenizer(self.vocabulary)
-        sources.require_vocabulary(
-            "round_trip.vocabulary", self.vocabulary, tokenizer, self.retriever
+    Raises:
+      InputError: none was given, or not the one the retriever was trained with.
+    """
+    if not own.vocabulary:
+        raise validation.InputError(
+            f"round_trip.vocabulary is not set, and {own.retriever} needs the one "
+            "it was trained with. Give its SentencePiece file."
         )
-        return tokenizer
+    tokenizer = Tokenizer(own.vocabulary)
+    sources.require_vocabulary(
+        "round_trip.vocabulary", own.vocabulary, tokenizer, own.retriever
+    )
+    return tokenizer
 
 
-def comes_back(
-    own: RoundTrip, corpus: str, batch_size: int, scratch: pathlib.Path
-) -> Test:
+def comes_back(own: Any, corpus: str, batch_size: int, scratch: pathlib.Path) -> Test:
     """Returns the test of which rows pass.
 
-    `scratch` is a directory for embeddings of the corpus, removed by the caller.
+    `own` is `round_trip` of `filter`; `scratch` is a directory for embeddings of the
+    corpus, removed by the caller.
 
     Returns:
       The test, for as many rows at a time as fit into memory. It raises InputError for
@@ -92,11 +83,9 @@ def _by_words(corpus: str, k: int) -> Test:
     return test
 
 
-def _by_vectors(
-    own: RoundTrip, corpus: str, batch_size: int, scratch: pathlib.Path
-) -> Test:
+def _by_vectors(own: Any, corpus: str, batch_size: int, scratch: pathlib.Path) -> Test:
     model = retriever.load(pathlib.Path(own.retriever) / layout.RETRIEVER_MODEL)
-    tokenizer = own.tokenizer()
+    tokenizer = tokenizer_of(own)
     held = retriever.DocumentIndex.create(
         scratch / "documents",
         encoder_fingerprint(model, tokenizer.fingerprint),
