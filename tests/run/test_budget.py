@@ -438,12 +438,11 @@ def test_direct_training_is_refused_before_it_reads_its_pairs(
     )
     model = types.SimpleNamespace(documents_frozen=True)
     source = sources.load_source(pairs.pairs, "train")
-    negatives = types.SimpleNamespace(run="")
     for limit, message in ((1.0, "budget is epsilon 1, of which"), (4.0, "reached")):
         with spending.limited(limit, [], tmp_path / "release" / "next"):
             with pytest.raises(InputError, match=message):
-                plan = direct_training.planned(config, context, source, negatives)
-                given = (config, context, model, source, negatives, None)
+                plan = direct_training.planned(config, context, source)
+                given = (config, context, model, source, None)
                 direct_training.train(*given, *plan)
 
 

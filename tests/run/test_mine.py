@@ -79,12 +79,15 @@ def _train(base, name, **options):
 
 def _arrays(config, source, tokenizer):
     """Returns the hard negatives of all rows, as training reads them."""
-    own, length = _negatives(config), config.document_length
+    own, length = config.hard_negatives, config.document_length
     return hard_negatives.encoder(own, source, tokenizer, length)(source.pairs)
 
 
-def _negatives(config):
-    return hard_negatives.HardNegatives(**config.hard_negatives)
+def _section(run, count, skip=0, made_from=""):
+    """Returns settings of hard negatives, from the pairs' own corpus."""
+    own = train_retriever.default_config().hard_negatives
+    own.update(run=str(run), count=count, skip=skip, made_from=made_from)
+    return own
 
 
 def _by_hand(own, beir, pairs):
@@ -204,7 +207,7 @@ def test_the_table_on_disk_finds_what_a_loop_in_memory_does(tmp_path, unit):
         for query in [*list(judged)[5:], "another"]
     }
     write_trec_run(tmp_path / "run.trec", run)
-    own = hard_negatives.HardNegatives(str(tmp_path / "run.trec"), 3, 2, "", "")
+    own = _section(tmp_path / "run.trec", 3, 2)
     source = sources.load_source(str(pairs), "train", unit)
     table = hard_negatives.NegativeTable(own, source)
     expected = _by_hand(own, beir, source.pairs)
@@ -233,7 +236,7 @@ def test_judgements_are_those_of_the_split_that_is_trained_on(tmp_path):
     for split, document in (("train", "d71"), ("dev", "d70")):
         with open(pairs / "qrels" / f"{split}.tsv", "a") as file:
             file.write(f"q60\t{document}\t0\n")
-    own = hard_negatives.HardNegatives("judged", 1, 0, "", "")
+    own = _section("judged", 1)
     source = sources.load_source(str(pairs), "dev")
     texts = {d.id: d.content for d in BeirDirectory(pairs).documents()}
     found = hard_negatives.NegativeTable(own, source).texts("q60")
@@ -347,7 +350,7 @@ def test_what_was_mined_for_another_split_is_refused(base):
     pairs = str(base / "pairs")
     fingerprint = sources.source_fingerprint(pairs, base / "private")
     mined = str(base / "private" / "mined")
-    own = hard_negatives.HardNegatives(mined, 2, 0, "", "")
+    own = _section(mined, 2)
     source = sources.load_source(pairs, "train")
     assert "mined by bm25" in hard_negatives.origin(own, source, fingerprint)
     source = sources.load_source(pairs, "dev")
@@ -357,9 +360,7 @@ def test_what_was_mined_for_another_split_is_refused(base):
 
 def test_a_declared_origin_is_called_one(base, tmp_path):
     write_trec_run(tmp_path / "run.trec", {"q3": {"d5": 2.0}})
-    own = hard_negatives.HardNegatives(
-        str(tmp_path / "run.trec"), 2, 1, "", hard_negatives.BY_QUERY
-    )
+    own = _section(tmp_path / "run.trec", 2, 1, hard_negatives.BY_QUERY)
     source = sources.load_source(str(base / "pairs"), "train")
     assert hard_negatives.origin(own, source, "keyed:1") == (
         "the 2 best after 1, from a run declared to be made from each query and public "
@@ -425,13 +426,15 @@ def test_an_edited_corpus_is_another_run(base, tmp_path):
         pairs=str(base / "pairs"),
         hard_negatives={"run": str(base / "private" / "mined")},
     )
-    before = hard_negatives.inputs(_negatives(config), config.pairs, tmp_path)
+    before = hard_negatives.inputs(config.hard_negatives, config.pairs, tmp_path)
     shutil.copytree(base / "pairs", tmp_path / "corpus")
     config.hard_negatives.corpus = str(tmp_path / "corpus")
-    assert hard_negatives.inputs(_negatives(config), config.pairs, tmp_path) == before
+    assert (
+        hard_negatives.inputs(config.hard_negatives, config.pairs, tmp_path) == before
+    )
     lines = (tmp_path / "corpus" / "corpus.jsonl").read_text()
     (tmp_path / "corpus" / "corpus.jsonl").write_text(lines.replace("quickly", "fast"))
-    after = hard_negatives.inputs(_negatives(config), config.pairs, tmp_path)
+    after = hard_negatives.inputs(config.hard_negatives, config.pairs, tmp_path)
     assert {name for name in after if after[name] != before[name]} == {
         "hard_negatives_corpus"
     }
@@ -476,9 +479,7 @@ def test_however_many_copies_of_an_answer_the_best_others_are_kept(base, tmp_pat
     texts = {d.id: d.content for d in beir.documents()}
     source = sources.load_source(str(tmp_path / "pairs"))
     for skip, kept in ((0, ["d5", "d6"]), (1, ["d6", "d7"])):
-        own = hard_negatives.HardNegatives(
-            str(tmp_path / "run.trec"), 2, skip, "", hard_negatives.BY_QUERY
-        )
+        own = _section(tmp_path / "run.trec", 2, skip, hard_negatives.BY_QUERY)
         table = hard_negatives.NegativeTable(own, source)
         assert table.texts("q3") == [texts[name] for name in kept]
         assert table.texts("q4") == []
@@ -507,9 +508,7 @@ def test_a_long_ranking_is_read_by_keys(base, tmp_path, monkeypatch):
             ((f"q{number}", ranking) for number in range(queries)),
             tag="a",
         )
-        own = hard_negatives.HardNegatives(
-            str(tmp_path / f"{queries}.trec"), 5, 0, "", hard_negatives.BY_QUERY
-        )
+        own = _section(tmp_path / f"{queries}.trec", 5, 0, hard_negatives.BY_QUERY)
         source = sources.load_source(str(tmp_path / f"{queries}"))
         table = hard_negatives.NegativeTable(own, source)
         assert len(table.ids(f"q{queries - 1}")) == 5

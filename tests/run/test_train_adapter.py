@@ -97,7 +97,8 @@ def test_one_step_is_that_of_a_float64_oracle(base, tmp_path):
         learning_rate=0.1,
         mined={"run": run, "count": 3},
     )
-    own = hard_negatives.HardNegatives(run, 3, 0, "", "")
+    own = train_adapter.default_config().hard_negatives
+    own.update(run=run, count=3)
     source = sources.load_source(str(base / "pairs"), "train")
     table = hard_negatives.NegativeTable(own, source)
     texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}

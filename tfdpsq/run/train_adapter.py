@@ -124,8 +124,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
             f"pairs is {config.pairs}, a synthetic or public set; this stage learns "
             "from private pairs. Give a BEIR directory."
         )
-    negatives = hard_negatives.HardNegatives(**config.hard_negatives)
-    hard_negatives.require_unit(negatives.run, config.unit)
+    hard_negatives.require_unit(config.hard_negatives.run, config.unit)
     private = releases.private_directory(directory, config.private_directory)
     canary_set.require_private_output(config.pairs, private, directory)
     protected = math.isfinite(float(config.epsilon))
@@ -146,7 +145,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         "corpus": sources.corpus_fingerprint(config.pairs),
         "documents": documents.fingerprint,
         "queries": sources.keyed_fingerprint(queries.fingerprint, private),
-        **hard_negatives.inputs(negatives, config.pairs, private),
+        **hard_negatives.inputs(config.hard_negatives, config.pairs, private),
     }
     documents.require_corpus(inputs["corpus"])
     if inputs.get("hard_negatives_corpus", inputs["corpus"]) != inputs["corpus"]:
@@ -157,7 +156,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         )
     queries.require_queries(config.pairs, config.split, private)
     run_dir = private / workdir.RUNS / directory.name
-    make = functools.partial(_make, config, run_dir, output, inputs, given, negatives)
+    make = functools.partial(_make, config, run_dir, output, inputs, given)
     stage = workdir.run_stage(output, config, inputs, make)
     private_training.close_run(run_dir, directory)
     outcomes.require_converged(stage, directory, config.learning_rate)
@@ -170,11 +169,10 @@ def _make(
     output: releases.Output,
     inputs: dict[str, str],
     given: tuple[given_embeddings.Embeddings, given_embeddings.Embeddings],
-    negatives: hard_negatives.HardNegatives,
     out: pathlib.Path,
 ) -> dict[str, Any]:
     source = sources.load_source(config.pairs, config.split, config.unit)
-    mined = hard_negatives.origin(negatives, source, inputs["pairs"])
+    mined = hard_negatives.origin(config.hard_negatives, source, inputs["pairs"])
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(adapter_training.spec_of(config, units))
     if not canary_set.holds_canaries(config.pairs):
@@ -186,7 +184,7 @@ def _make(
     model = tf.keras.Model(inner, layers.QueryAdapter()(inner))
     loss = layers.sampled_softmax(_drawn(config, given[0]), config.scale)
     with private_training.open_run(run_dir, config, inputs, output.directory):
-        encode = _encoding(documents, queries, negatives, source, width)
+        encode = _encoding(documents, queries, config.hard_negatives, source, width)
         rows = private_training.stored_rows(run_dir, source.read(), encode)
         reads = private_training.record_losses(
             run_dir.parents[1], source, config.strict
@@ -302,7 +300,7 @@ def _drawn(
 def _encoding(
     documents: given_embeddings.Places,
     queries: given_embeddings.Places,
-    negatives: hard_negatives.HardNegatives,
+    negatives: ml_collections.ConfigDict,
     source: sources.Source,
     width: int,
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:

@@ -158,14 +158,13 @@ def run(
     )
     if config.init:
         _require_vocabulary(config.init, context.vocabulary, context.tokenizer)
-    negatives = hard_negatives.HardNegatives(**config.hard_negatives)
-    mined = hard_negatives.inputs(negatives, config.pairs, context.private)
+    mined = hard_negatives.inputs(config.hard_negatives, config.pairs, context.private)
     context = dataclasses.replace(context, inputs={**context.inputs, **mined})
     stage = workdir.run_stage(
         context.output,
         config,
         context.inputs,
-        lambda out: _make(config, context, negatives, out),
+        lambda out: _make(config, context, out),
     )
     private_training.close_run(context.run_dir, directory)
     outcomes.require_converged(stage, directory, config.learning_rate)
@@ -205,7 +204,6 @@ def try_model(
 def _make(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
-    negatives: hard_negatives.HardNegatives,
     out: pathlib.Path,
 ) -> dict:
     devices, parent, tokenizer = context.devices, context.parent, context.tokenizer
@@ -227,12 +225,14 @@ def _make(
         config = private_training.with_steps(
             config, private_training.public_n(config, source.count, source.private)
         )
-        mined = hard_negatives.origin(negatives, source, context.inputs["pairs"])
+        mined = hard_negatives.origin(
+            config.hard_negatives, source, context.inputs["pairs"]
+        )
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
         plan = None
         if config.method != "plain":
-            units, plan = direct_training.planned(config, context, source, negatives)
+            units, plan = direct_training.planned(config, context, source)
         reads = private_training.record_losses(context.private, source, config.strict)
         with private_training.progress_of(
             context.run_dir,
@@ -244,13 +244,13 @@ def _make(
             steps_per_loop=devices.steps_per_loop,
         ) as progress:
             if plan is None:
-                _train_plainly(config, context, model, source, negatives, progress, out)
+                _train_plainly(config, context, model, source, progress, out)
                 outcome = outcomes.Outcome(config.steps)
             else:
                 with private_training.open_run(
                     context.run_dir, config, context.inputs, context.output.directory
                 ):
-                    given = (config, context, model, source, negatives, progress)
+                    given = (config, context, model, source, progress)
                     outcome = direct_training.train(*given, units, plan)
         if plan is not None and not devices.chief:
             return {}
@@ -276,7 +276,6 @@ def _train_plainly(
     context: contexts.Context,
     model: retriever.TwoTower,
     source: sources.Source,
-    negatives: hard_negatives.HardNegatives,
     progress: Progress,
     out: pathlib.Path,
 ) -> None:
@@ -288,7 +287,7 @@ def _train_plainly(
         scratch, lock = context.run_dir, private_training.locked(context.run_dir)
     rows = scratch / private_training.ROWS
     with lock:
-        plain_training.train(config, context, model, source, negatives, progress, rows)
+        plain_training.train(config, context, model, source, progress, rows)
 
 
 def _untrained(config) -> retriever.TwoTower:

@@ -287,14 +287,14 @@ MUTATIONS = (
         """\
         plan = None
         if config.method != "plain":
-            units, plan = direct_training.planned(config, context, source, negatives)
+            units, plan = direct_training.planned(config, context, source)
         reads = private_training.record_losses(context.private, source, config.strict)
 """,
         """\
         plan = None
         reads = private_training.record_losses(context.private, source, config.strict)
         if config.method != "plain":
-            units, plan = direct_training.planned(config, context, source, negatives)
+            units, plan = direct_training.planned(config, context, source)
 """,
         _STAGE + "test_a_refused_retriever_reads_nothing_private",
         "a read is on record that never was",

@@ -58,7 +58,7 @@ MUTATIONS = (
         "hard_negatives_of_other_pairs_are_noticed_late",
         "ledger",
         _DATA,
-        "        hard_negatives.origin(negatives, source, pairs)\n",
+        "        hard_negatives.origin(own.hard_negatives, source, pairs)\n",
         "",
         _MODULE + "test_a_run_of_other_pairs_is_refused_before_all",
         _PAID_AGAIN,

@@ -255,16 +255,15 @@ def check_prepared(
             f"retriever.batch_size is {own.batch_size}, but {count} public pairs were "
             f"made of the documents of {config.data}. Lower it."
         )
-    negatives = hard_negatives.HardNegatives(**config.direct.hard_negatives)
-    if not config.direct_epsilons or not negatives.run:
-        return
     own = config.direct
+    if not config.direct_epsilons or not own.hard_negatives.run:
+        return
     with pipeline_checks.of_stage("direct"):
-        hard_negatives.inputs(negatives, config.data, private)
+        hard_negatives.inputs(own.hard_negatives, config.data, private)
         source = sources.load_source(config.data, own.split, own.unit)
         pairs = sources.source_fingerprint(config.data, private)
-        hard_negatives.origin(negatives, source, pairs)
-        hard_negatives.NegativeTable(negatives, source)
+        hard_negatives.origin(own.hard_negatives, source, pairs)
+        hard_negatives.NegativeTable(own.hard_negatives, source)
 
 
 def plans_of(

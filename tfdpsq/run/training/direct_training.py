@@ -252,7 +252,6 @@ def planned(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
     source: sources.Source,
-    negatives: hard_negatives.HardNegatives,
 ) -> tuple[private_training.Units, privacy.PrivacyPlan]:
     """Plans training by the config's method, before anything private is shown.
 
@@ -283,7 +282,6 @@ def train(
     context: contexts.Context,
     model: retriever.TwoTower,
     source: sources.Source,
-    negatives: hard_negatives.HardNegatives,
     progress: Progress,
     units: private_training.Units,
     plan: privacy.PrivacyPlan,
@@ -307,7 +305,7 @@ def train(
                 context.tokenizer,
                 config.document_length,
             )
-        take = _take(config, context, model, source, negatives, corpus)
+        take = _take(config, context, model, source, corpus)
         if corpus is None:
             loss, options = _in_batch_loss(config, model, plan)
         else:
@@ -344,7 +342,6 @@ def _take(
     context: contexts.Context,
     model: retriever.TwoTower,
     source: sources.Source,
-    negatives: hard_negatives.HardNegatives,
     corpus: dict[str, np.ndarray] | None,
 ) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
     """Returns what reads rows by number, from disk."""
@@ -356,7 +353,7 @@ def _take(
     @functools.cache
     def mined() -> Callable[[Sequence[Pair]], Mapping[str, np.ndarray]]:
         return hard_negatives.encoder(
-            negatives, source, context.tokenizer, config.document_length
+            config.hard_negatives, source, context.tokenizer, config.document_length
         )
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_collections
 import numpy as np
 
 from tfdpsq import retriever, validation
@@ -74,32 +74,21 @@ def declared() -> dict[str, Any]:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class HardNegatives:
-    """Settings of hard negatives; see `declared`."""
+def _path_of(run: str) -> pathlib.Path:
+    """Returns the TREC run that `hard_negatives.run` names.
 
-    run: str
-    count: int
-    skip: int
-    corpus: str
-    made_from: str
-
-    @property
-    def path(self) -> pathlib.Path:
-        """Returns the TREC run.
-
-        Raises:
-          InputError: there is no such file.
-        """
-        path = pathlib.Path(self.run)
-        if path.is_dir():
-            path /= "run.trec"
-        if not path.is_file():
-            raise validation.InputError(
-                f"hard_negatives.run is {self.run}, where there is no file. Give a "
-                "TREC run, or what `mine` wrote."
-            )
-        return path
+    Raises:
+      InputError: there is no such file.
+    """
+    path = pathlib.Path(run)
+    if path.is_dir():
+        path /= "run.trec"
+    if not path.is_file():
+        raise validation.InputError(
+            f"hard_negatives.run is {run}, where there is no file. Give a "
+            "TREC run, or what `mine` wrote."
+        )
+    return path
 
 
 def corpus_of(corpus: str, pairs: str) -> str:
@@ -130,8 +119,12 @@ def require_unit(run: str, unit: str) -> None:
         )
 
 
-def inputs(own: HardNegatives, pairs: str, private: pathlib.Path) -> dict[str, str]:
+def inputs(
+    own: ml_collections.ConfigDict, pairs: str, private: pathlib.Path
+) -> dict[str, str]:
     """Returns fingerprints of the documents and, keyed as it may be private, the run.
+
+    `own` is the section of the settings, as in all that follows.
 
     Raises:
       InputError: no such run.
@@ -144,7 +137,7 @@ def inputs(own: HardNegatives, pairs: str, private: pathlib.Path) -> dict[str, s
         )
     }
     if own.run != JUDGED:  # judgements are a part of the pairs
-        run = sha256_of_file(own.path)
+        run = sha256_of_file(_path_of(own.run))
         found["hard_negatives"] = sources.keyed_fingerprint(run, private)
     return found
 
@@ -160,7 +153,7 @@ def write_origin(
     write_json(directory / ORIGIN_FILE, found)
 
 
-def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
+def origin(own: ml_collections.ConfigDict, source: sources.Source, pairs: str) -> str:
     """Returns the origin of the negatives for the certificate; "none" without any.
 
     Negatives that were mined for other pairs would carry what those cost.
@@ -180,7 +173,8 @@ def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
                 "pairs without judgements. Mine for them, or give a TREC run."
             )
         return f"{own.count} of the query's own judgements of 0"
-    record = own.path.parent / ORIGIN_FILE
+    path = _path_of(own.run)
+    record = path.parent / ORIGIN_FILE
     count = f"the {own.count} best after {own.skip}"
     if record.is_file():
         try:
@@ -191,13 +185,13 @@ def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
             raise validation.DataError(
                 record, f"not what `mine` writes ({error!r})", "Mine again."
             ) from error
-        if run != sha256_of_file(own.path):
+        if run != sha256_of_file(path):
             raise validation.InputError(
-                f"{own.path} is not the run that {record} describes. Mine again."
+                f"{path} is not the run that {record} describes. Mine again."
             )
         if made != (pairs, source.split):
             raise validation.InputError(
-                f"hard_negatives.run {own.path} was not mined for split "
+                f"hard_negatives.run {path} was not mined for split "
                 f"{source.split!r} of {source.path} in its present state, by its "
                 "fingerprint under this private_directory's key. Mine for these pairs, "
                 "with the same private_directory."
@@ -206,7 +200,7 @@ def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
     if own.made_from != BY_QUERY:
         raise validation.InputError(
             f"hard_negatives.made_from is {own.made_from!r}, and there is no "
-            f"{ORIGIN_FILE} next to {own.path}, so the origin of its documents is "
+            f"{ORIGIN_FILE} next to {path}, so the origin of its documents is "
             f"not known. Let `mine` write it, or set made_from to {BY_QUERY!r} if that "
             "is true."
         )
@@ -219,12 +213,8 @@ class NegativeTable:
     A document is skipped if it, or another with the same content, is a known answer.
     """
 
-    def __init__(self, own: HardNegatives, source: sources.Source):
+    def __init__(self, own: ml_collections.ConfigDict, source: sources.Source):
         """Reads answers, ranking and documents, each streamed.
-
-        Args:
-          own: the settings.
-          source: the pairs.
 
         Raises:
           InputError: bad settings, or a run that has none of the queries.
@@ -274,11 +264,12 @@ class NegativeTable:
             rows = ((r.query_id, r.document_id, 0.0) for r in judged if r.score <= 0)
             self._store.executemany(insert, rows)
             return
-        for line, query, document, score in trec.stream_trec_run(self._own.path):
+        path = _path_of(self._own.run)
+        for line, query, document, score in trec.stream_trec_run(path):
             # trec_eval ranks by float32.
             row = (query, document, float(np.float32(score)))
             if not self._store.execute(insert, row).rowcount:
-                raise trec.repeated_hit(self._own.path, line, query, document)
+                raise trec.repeated_hit(path, line, query, document)
 
     def _add_digests(self, corpus: str) -> None:
         """Reads what the documents hold, so that copies of answers are known."""
@@ -331,7 +322,7 @@ def _digest(text: str) -> bytes:
 
 
 def encoder(
-    own: HardNegatives,
+    own: ml_collections.ConfigDict,
     source: sources.Source,
     tokenizer: Tokenizer,
     document_length: int,

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
-from tfdpsq.data import Tokenizer
 from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.privacy import optimizers, workers
 from tfdpsq.retriever.training import require_enough
@@ -36,7 +35,6 @@ def train(
     context: contexts.Context,
     model: retriever.TwoTower,
     source: sources.Source,
-    negatives: hard_negatives.HardNegatives,
     progress: Progress,
     scratch: pathlib.Path,
 ) -> None:
@@ -60,17 +58,19 @@ def train(
         model.documents_frozen,
     )
     with _empty(scratch):
-        batches = _batches(
-            source,
-            context.tokenizer,
+        require_enough(source.count, config.batch_size)
+        mined = hard_negatives.encoder(
+            config.hard_negatives, source, context.tokenizer, config.document_length
+        )
+        batches = retriever.store_pairs(
             scratch,
-            config.batch_size,
-            config.seed,
-            negatives,
+            source.read(),
+            context.tokenizer,
+            negatives=mined,
             query_length=config.query_length,
             document_length=config.document_length,
             model=model if model.documents_frozen else None,
-        )
+        ).batches(config.batch_size, config.seed)
         with devices.scope(), devices.notice.training() as asked:
             workers.copy_from_chief(model.variables)
             step = make_step(
@@ -105,26 +105,6 @@ def check_rows(rows_at_a_time: int, rows: int, documents_frozen: bool) -> None:
             f"rows_at_a_time is {rows_at_a_time}, which does not divide the "
             f"{rows} rows of a replica. Give a divisor of {rows}, or 0 for all."
         )
-
-
-def _batches(
-    source: sources.Source,
-    tokenizer: Tokenizer,
-    scratch: pathlib.Path,
-    batch_size: int,
-    seed: int,
-    negatives: hard_negatives.HardNegatives,
-    **options: Any,
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches from disk."""
-    require_enough(source.count, batch_size)
-    mined = hard_negatives.encoder(
-        negatives, source, tokenizer, options["document_length"]
-    )
-    stored = retriever.store_pairs(
-        scratch, source.read(), tokenizer, negatives=mined, **options
-    )
-    return stored.batches(batch_size, seed)
 
 
 @contextlib.contextmanager
