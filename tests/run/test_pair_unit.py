@@ -149,14 +149,14 @@ def test_direct_training_states_the_sensitivity_of_a_pair(base, method):
     words = certificate["mechanism"]["sensitivity_argument"]
     assert "one pair" in words and "one query" not in words and "{" not in words
     assert verify_certificate(certificate).problems == ()
-    assert words == direct_training.argument_of(method, "pair")
+    assert words == direct_training.ARGUMENTS[method].format(unit="pair")
 
 
 @pytest.mark.parametrize("method", retriever.METHODS)
 def test_every_methods_argument_is_of_its_unit(method):
-    words = direct_training.argument_of(method, "pair").lower()
+    words = direct_training.ARGUMENTS[method].format(unit="pair").lower()
     assert "one pair" in words and "one query" not in words and "{" not in words
-    assert "one query" in direct_training.argument_of(method, "query").lower()
+    assert "one query" in direct_training.ARGUMENTS[method].format(unit="query").lower()
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):

@@ -408,7 +408,9 @@ def _protected(
         plan,
         steps,
         description="A two-tower retriever trained directly on private pairs.",
-        sensitivity_argument=direct_training.argument_of(config.method, config.unit),
+        sensitivity_argument=direct_training.ARGUMENTS[config.method].format(
+            unit=config.unit
+        ),
         **facts,
     )
 

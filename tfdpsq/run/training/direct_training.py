@@ -37,6 +37,7 @@ from tfdpsq.run.training import (
 # Embedded documents and pooled queries, next to the rows.
 _VECTORS, _STATES = "vectors", "query_states"
 
+# Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
@@ -121,11 +122,6 @@ def _require_derived(config: ml_collections.ConfigDict) -> None:
     hard_negatives.require_unit(mined, config.unit)
 
 
-def on_one_device(method: str) -> bool:
-    """Returns whether the method's rows must stay together on one device."""
-    return method == "logit_dp"
-
-
 def usable(
     config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> strategy.Devices:
@@ -138,7 +134,7 @@ def usable(
     if config.method in ("naive", "microbatch"):
         return devices
     one = dataclasses.replace(devices, steps_per_loop=1)
-    if not on_one_device(config.method) or devices.replicas == 1:
+    if config.method != "logit_dp" or devices.replicas == 1:
         return one
     logging.warning(
         "method %r needs its rows on one device: it trains on the default device, not "
@@ -151,7 +147,7 @@ def usable(
 
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
     """Refuses several devices for a method whose rows must stay together."""
-    if on_one_device(method) and devices.replicas > 1:
+    if method == "logit_dp" and devices.replicas > 1:
         raise validation.InputError(
             f"method is {method!r}, which clips within the whole batch, so "
             f"its rows must stay on one replica, but there are {devices.replicas}. "
@@ -164,11 +160,6 @@ def _require_devices(method: str, batch_size: int, devices: strategy.Devices) ->
         )
     if method != "naive":  # its rows are dealt one by one, whatever their number
         devices.require_share(batch_size)
-
-
-def argument_of(method: str, unit: str) -> str:
-    """Returns why the method's sensitivity holds for a unit."""
-    return ARGUMENTS[method].format(unit=unit)
 
 
 def make_plan(
