@@ -198,8 +198,8 @@ def test_the_shipped_configs_hold_nothing_without_effect():
         made = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"]()
         module = STAGES[made.stage]
         acting.require_acting(made, grid.SETTINGS, grid.ACTING)
-        for _, _, stage in grid_points.points_of(made):
-            acting.require_acting(stage, module.SETTINGS, module.ACTING)
+        for point in grid_points.points_of(made, made.stage):
+            acting.require_acting(point.stage, module.SETTINGS, module.ACTING)
 
 
 def test_a_shape_that_the_weights_do_not_have_is_refused():

@@ -57,10 +57,11 @@ def test_every_point_is_run_and_the_best_comes_first(finished, base):
 
 def test_every_variant_is_combined_with_every_value_of_every_axis(base):
     axes = (("learning_rate", (1e-3, 1e-2)), ("steps", (2, 3, 4)))
-    points = list(grid_points.points_of(_config(base, axes=axes)))
-    assert len({name for name, _, _ in points}) == len(points) == 2 * 2 * 3
+    points = list(grid_points.points_of(_config(base, axes=axes), "finetune"))
+    assert len({point.name for point in points}) == len(points) == 2 * 2 * 3
     found = set()
-    for _, settings, stage in points:
+    for point in points:
+        settings, stage = point.settings, point.stage
         assert stage.learning_rate == settings["learning_rate"]
         assert stage.steps == settings["steps"]
         assert stage.lora.rank == (2 if settings["variant"] == "lora" else 0)

@@ -180,7 +180,7 @@ def test_an_axis_of_a_group_of_settings_is_refused_by_its_name():
     with config.unlocked():
         config.axes = (("lora", ({"rank": 2}, {"rank": 4})),)
     with pytest.raises(validation.InputError, match="sets 'lora' to .*'lora.alpha'"):
-        list(grid_points.points_of(config))
+        list(grid_points.points_of(config, config.stage))
 
 
 @pytest.mark.parametrize("variants", [(), {"a/b": {}}, {"": {}}, {"a": 3}, "all"])

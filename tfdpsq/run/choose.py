@@ -261,7 +261,7 @@ class _Choice:
         """Returns the directory of the secrets, states and ledger of a point's run."""
         return self._private / workdir.RUNS / self._point(name).name
 
-    def _train(self, point: choice_points.Point) -> dict[str, Any]:
+    def _train(self, point: grid_points.Point) -> dict[str, Any]:
         """Trains a point; returns its cost, and whether it diverged."""
         stage, out = point.stage, self._point(point.name)
         with stage.unlocked():

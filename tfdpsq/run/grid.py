@@ -101,9 +101,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     # The proxy is public, but training treats it as private.
     holds = "trial models with their ledgers, and how long each took"
     output = releases.Output(directory, releases.PRIVATE, holds)
-    points = list(grid_points.points_of(config))
-    for name, _, stage in points:
-        module = _STAGES[config.stage]
+    points = list(grid_points.points_of(config, config.stage))
+    for point in points:
+        name, stage, module = point.name, point.stage, _STAGES[config.stage]
         settings.check(stage, module.SETTINGS, f"points.{name}")
         if stage.get("unit") == "user":
             raise validation.InputError(
@@ -114,7 +114,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     outputs.open_directory(output)
     proxy = _proxy(config, directory / "proxy")
     results = []
-    for name, varied, stage_config in points:
+    for point in points:
+        name, stage_config = point.name, point.stage
         out = directory / "points" / name
         with stage_config.unlocked():
             stage_config.pairs = str(proxy)
@@ -126,7 +127,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
             measure = _measure if config.stage == "finetune" else _rank
             row = {
                 "name": name,
-                "settings": varied,
+                "settings": point.settings,
                 "held_out": config.held_out,
                 **measure(proxy, out, config.held_out),
             }

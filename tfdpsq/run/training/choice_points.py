@@ -21,11 +21,8 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy.proof import ledger, selection
 from tfdpsq.run.core import layout, sources, workdir
-from tfdpsq.run.training import (
-    grid_points,
-    private_training,
-    starting_model,
-)
+from tfdpsq.run.training import private_training, starting_model
+from tfdpsq.run.training.grid_points import Point, points_of
 
 MODES = ("declared", "accounted")
 PLAN_FILE = layout.PLAN_FILE
@@ -43,21 +40,6 @@ _COMMON = (
 ).split()
 # Settings of the generator; points that differ elsewhere start from the same one.
 _MODEL = "init t5 vocabulary lora soft_prompt trained dtype rematerialize".split()
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A point of the grid.
-
-    Attributes:
-      name: of its files.
-      settings: those it varies.
-      stage: the config that `finetune` takes.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    stage: ml_collections.ConfigDict
 
 
 def check(
@@ -110,10 +92,7 @@ def check(
             f"{shared.pairs} is a synthetic or public set, where choosing costs "
             "nothing. Give private pairs, or use the stage grid."
         )
-    found = []
-    for point in points:
-        found.append((point.name, point.stage.copy_and_resolve_references()))
-    return found
+    return [(each.name, each.stage.copy_and_resolve_references()) for each in points]
 
 
 def planned(
@@ -234,19 +213,10 @@ def _paid_for(of: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**of, "config": {**config, "synthesize": {**writing, "batch_size": None}}}
 
 
-def _points(config) -> Iterator[Point]:
-    """Yields the points as `grid_points.points_of`."""
-    stage = config.finetune.copy_and_resolve_references()
-    varied = {
-        "stage": "finetune",
-        "finetune": stage,
-        "variants": config.variants,
-        "axes": config.axes,
-    }
-    for name, varied_here, of_point in grid_points.points_of(
-        ml_collections.ConfigDict(varied)
-    ):
-        yield Point(name, workdir.plain(varied_here), of_point)
+def _points(config: ml_collections.ConfigDict) -> Iterator[Point]:
+    """Yields the points as `points_of`, with settings as they are written."""
+    for point in points_of(config, "finetune"):
+        yield dataclasses.replace(point, settings=workdir.plain(point.settings))
 
 
 def _paid(run: pathlib.Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -15,6 +16,21 @@ from tfdpsq.run.core import workdir
 
 # Commands whose settings a grid can vary.
 STAGES = ("finetune", "train_retriever")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of a grid.
+
+    Attributes:
+      name: of its files.
+      settings: those it varies.
+      stage: the config that the stage takes.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    stage: ml_collections.ConfigDict
 
 
 def check_axes(name: str, axes: Any) -> None:
@@ -52,25 +68,23 @@ def check_variants(name: str, variants: Any) -> None:
         )
 
 
-def points_of(
-    config: ml_collections.ConfigDict,
-) -> Iterator[tuple[str, dict[str, Any], ml_collections.ConfigDict]]:
-    """Yields (name, settings, the stage's config) of every point.
+def points_of(config: ml_collections.ConfigDict, varied: str) -> Iterator[Point]:
+    """Yields every point of `config`, whose section `varied` is that of the stage.
 
     Raises:
       InputError: an unknown stage, or a setting that it does not have.
     """
-    validation.one_of("stage", config.stage, STAGES)
+    validation.one_of("stage", varied, STAGES)
     fields = [field for field, _ in config.axes]
     for variant, own in config.variants.to_dict().items():
         for values in itertools.product(*(values for _, values in config.axes)):
             settings = {**_flat(own), **dict(zip(fields, values))}
-            stage = config[config.stage].copy_and_resolve_references()
+            stage = config[varied].copy_and_resolve_references()
             for field, value in settings.items():
-                _set(stage, field, value, config.stage)
+                _set(stage, field, value, varied)
             text = json.dumps(workdir.plain(stage), sort_keys=True)
             digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-            yield f"{variant}-{digest}", {"variant": variant, **settings}, stage
+            yield Point(f"{variant}-{digest}", {"variant": variant, **settings}, stage)
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
