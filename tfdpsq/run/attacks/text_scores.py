@@ -11,29 +11,12 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
+from tfdpsq.generator import QueryLikelihood
 from tfdpsq.run.attacks import canary_set
 
 
-class LikelihoodScorer:
+class LikelihoodScorer(QueryLikelihood):
     """Log-likelihood of pairs under a generator, whose queries are whole or refused."""
-
-    def __init__(
-        self,
-        model: T5QueryGenerator,
-        tokenizer: Tokenizer,
-        document_length: int,
-        query_length: int,
-        batch_size: int = 64,
-        prompt: str = PROMPT,
-    ):
-        """Stores the arguments, which are those of `QueryLikelihood`."""
-        self._tokenizer = tokenizer
-        self._query_length = query_length
-        self._batch_size = batch_size
-        self._likelihood = QueryLikelihood(
-            model, tokenizer, document_length, query_length, batch_size, prompt
-        )
 
     def __call__(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
         """Scores queries with their documents.
@@ -48,9 +31,9 @@ class LikelihoodScorer:
         """
         for start in range(0, 0 if cut else len(pairs), self._batch_size):
             part = pairs[start : start + self._batch_size]
-            _require_whole(part, self._tokenizer, self._query_length)
+            _require_whole(part, self._tokenizer, self._lengths[1])
         texts = ((pair.document, pair.query) for pair in pairs)
-        return np.fromiter(self._likelihood.scores(texts), np.float64, len(pairs))
+        return np.fromiter(self.scores(texts), np.float64, len(pairs))
 
 
 def require_whole_canaries(
