@@ -34,9 +34,10 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
-from tfdpsq.run.passes import corpus_shards, embedding, passes, sharded_stages
+from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import adapted, hybrid, reranking, retrieval, systems
+from tfdpsq.run.training import training_settings
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -62,7 +63,7 @@ SETTINGS: settings.Declaration = {
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
-    **embedding.dtype_settings(),
+    **training_settings.dtype_settings(),
     # Most documents of a shard.
     "shard_documents": settings.Integer(65536),
     "ignore_identical_ids": settings.Flag(False),

@@ -41,9 +41,9 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
-from tfdpsq.run.passes import embedding
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
+from tfdpsq.run.training import training_settings
 
 RUNS = layout.SETS
 COUNTS = ("documents", "empty_documents", "unknown_judgements")
@@ -59,7 +59,7 @@ SETTINGS: settings.Declaration = {
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
-    **embedding.dtype_settings(),
+    **training_settings.dtype_settings(),
     "resamples": settings.Integer(10000, 1, 10000000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),

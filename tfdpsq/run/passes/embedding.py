@@ -27,6 +27,7 @@ from tfdpsq.run.passes import (
     query_sets,
     sharded_stages,
 )
+from tfdpsq.run.training import training_settings
 
 DOCUMENTS = "documents"
 QUERIES = "queries"
@@ -45,19 +46,8 @@ def declared() -> dict[str, settings.Setting]:
         # Most documents (or queries) of a shard, which one process holds in memory.
         "shard_documents": settings.Integer(65_536),
         "jit_compile": settings.Flag(False),
-        **dtype_settings(),
+        **training_settings.dtype_settings(),
     }
-
-
-def dtype_settings() -> dict[str, settings.Setting]:
-    """Settings of the precision of products where texts are embedded.
-
-    "mixed_bfloat16" multiplies in bfloat16 inside the encoder, which is faster on
-    processors with instructions for it, and changes cosines by about 1e-4. Softmax,
-    norms, pooling, projection and the division by the norm stay in float32. Embeddings
-    of both kinds are never compared with each other.
-    """
-    return {"dtype": settings.Text(settings.FLOAT32, settings.DTYPES)}
 
 
 def check(path: str, vocabulary: str) -> dict[str, str]:
@@ -240,7 +230,7 @@ def load(
     """Loads a retriever, its tokenizer, and the fingerprint of one of its towers.
 
     `texts` are those that the tower embeds: "documents" or "queries"; `dtype` is
-    described at `dtype_settings`, and part of the fingerprint.
+    described at `training_settings.dtype_settings`, and part of the fingerprint.
 
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.
