@@ -10,9 +10,10 @@ import pytest
 import report_page as _page
 
 from tfdpsq.run import pipeline
+from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import content, plots, wording
 from tfdpsq.run.reporting import page as report_module
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
 _write, _text, _tags = _page.write, _page.text, _page.tags
@@ -286,9 +287,21 @@ def test_nan_metric_is_refused_by_place_and_nothing_is_written(tmp_path, write):
 def test_missing_value_of_a_row_is_named(tmp_path):
     row = _row("bm25", None, 0.2)
     del row["recall@10_ci"]
+    measured = tmp_path / "private" / "evaluation" / layout.METRICS_FILE
+    measured.parent.mkdir(parents=True)
+    found = {"systems": {"bm25": row}, "rules": {}, "similarity": {}, "queries": 3}
+    measured.write_text(json.dumps(found))
 
-    with pytest.raises(InputError, match=r"rows\[0\] \(bm25\) has no 'recall@10_ci'"):
-        _write(tmp_path, rows=[row])
+    with pytest.raises(DataError, match="no sound entry 'recall@10_ci'.*made again"):
+        content.gather(
+            pipeline.default_config(),
+            tmp_path,
+            rows=[content.Row("bm25", "BM25", None, None)],
+            sets={},
+            seconds={},
+            peak_memory_gib=1.0,
+            command="",
+        )
 
 
 def test_training_that_diverged_is_drawn_and_told(tmp_path):

@@ -16,6 +16,7 @@ from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
 from tfdpsq.privacy.proof import verification
 from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.reporting import page
 from tfdpsq.run.reporting.wording import epsilon_symbol, run_label, set_label
 
 _DESCRIPTIONS = {
@@ -196,8 +197,7 @@ def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "epsilon": epsilon,
         **{
             key: values[key]
-            for metric in layout.METRICS
-            if metric in values  # an older evaluation has fewer
+            for metric in page.METRICS
             for key in (metric, f"{metric}_ci")
         },
         "difference_to_public_only": difference

@@ -1,31 +1,7 @@
 """Renders a pipeline run's results: `report.html` and `results.json`.
 
-Both are written from one dict, whose values may be numpy scalars and whose
-infinite ε may be a float or "inf". Required:
-
-- `title`, `created`, `command`: str
-- `rows`: list of {name, label, description, private_data: str; epsilon: float, or
-  None when no private query was used; for both METRICS m: m, m_ci: [low, high];
-  difference_to_public_only: {difference, ci, p} or None}; of rows that were fused with
-  BM25 also FUSED: {fused_ndcg@10, fused_ndcg@10_ci, fused_weight: float;
-  fused_over_public_only: {mean, low, high} or None}; of reranked ones rerank_weight
-
-Optional:
-
-- `reference_rows`: {"public_only": row name, "unprotected": row name}; these are
-  "public_only" and "original" by default; a row may have its own
-- `curves`: {run: {step, loss: lists; chart, unit: str}}; `chart` names the plot
-  that a run is drawn in, `unit` is "nats per example" by default
-- `epsilon_curves`: {run: {step, epsilon: lists}}, ε spent so far
-- `examples`: list of {document_id, document, original_query: str; synthetic: {run:
-  list of queries}}
-- `certificates`: list of {name, certificate: of `tfdpsq.privacy`}, one for each
-  training run on private queries
-- `similarity`: {run: {bleu, signature, …}}, see `similarity.measure`
-- `audits`: {generator: content of `audit.json`}
-- `wins_and_losses`: see `content.wins_and_losses`; `label`, `against_label` if any
-- `seconds`: {stage: seconds}, `peak_memory_gib`: float
-- `versions`, `fingerprints`: {name: str}, `notes`: list of str
+Both are written from the dict that `content.gather` makes. Its values may be numpy
+scalars, and an infinite ε may be a float or "inf".
 """
 
 from __future__ import annotations
@@ -59,13 +35,12 @@ _PROTECTED, _UNPROTECTED, _NO_PRIVATE_DATA = 0, 1, 2
 def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes one HTML file that needs no other file, no network and no script.
 
-    `report` is the dict that the module describes. The file appears whole or not at
-    all.
+    `report` is what `content.gather` returns. The file appears whole or not at all.
 
     Raises:
-      InputError: a key or a row's value is missing, or a number is NaN.
+      InputError: a number is NaN.
     """
-    write_file(path, render("report.html.j2", _view(_checked(report))))
+    write_file(path, render("report.html.j2", _view(plain_values(report))))
 
 
 def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
@@ -74,9 +49,9 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     Rows keep ROW_KEYS and their difference to the public-only row.
 
     Raises:
-      InputError: a key or a row's value is missing, or a number is NaN.
+      InputError: a number is NaN.
     """
-    report = _checked(report)
+    report = plain_values(report)
     results = {key: report.get(key) for key in RESULT_KEYS}
     results["rows"] = [
         {
@@ -151,20 +126,6 @@ def plain_values(value: Any, where: str = "report") -> Any:
     )
 
 
-def _checked(report: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = plain_values(report)
-    for key in ("title", "created", "command", "rows"):
-        if key not in plain:
-            raise InputError(f"report has no {key!r}; see tfdpsq.run.reporting.page.")
-    for i, row in enumerate(plain["rows"]):
-        for key in ROW_KEYS:
-            if key not in row:
-                raise InputError(
-                    f"report.rows[{i}] ({row.get('name', 'no name')}) has no {key!r}."
-                )
-    return plain
-
-
 def _view(report: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of `report.html.j2`."""
     rows = [
@@ -177,8 +138,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         for row in report["rows"]
     ]
     named = {row["name"]: row for row in rows}
-    references = report.get("reference_rows", {})
-    _, public = _references({}, named, references)
+    public = named.get("public_only")
     protected = [row for row in rows if row["series"] == _PROTECTED]
     metric = METRICS[0]
     found = report.get("wins_and_losses")
@@ -187,9 +147,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         "created": report["created"],
         "command": report["command"],
         "protected": protected,
-        "costs": [
-            _cost(row, *_references(row, named, references)) for row in protected
-        ],
+        "costs": [_cost(row, *_references(row, named)) for row in protected],
         "results": [_result(row) for row in rows],
         "has_public_only": public is not None,
         "fused_plot": _fused_plot(rows, public),
@@ -223,14 +181,14 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _references(
-    row: Mapping[str, Any],
-    named: Mapping[str, Mapping[str, Any]],
-    references: Mapping[str, str],
+    row: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     """Returns the unprotected and the public-only row that a row is compared with."""
-    names = {"unprotected": "original", "public_only": "public_only", **references}
-    names.update(row.get("reference_rows", {}))
-    return named.get(names["unprotected"]), named.get(names["public_only"])
+    names = row.get("reference_rows", {})
+    return (
+        named.get(names.get("unprotected", "original")),
+        named.get(names.get("public_only", "public_only")),
+    )
 
 
 def _fused_plot(
