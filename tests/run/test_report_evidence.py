@@ -7,6 +7,8 @@ import pytest
 import report_page as _page
 
 from tfdpsq import evaluation
+from tfdpsq.data import Document
+from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.reporting import content
 
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
@@ -118,20 +120,26 @@ def test_quality_is_drawn_against_epsilon_where_there_are_two(tmp_path):
 
 def test_queries_won_and_lost_are_those_that_differ_most(tmp_path):
     """From the TREC files, by hand: q0 won by all, q2 lost, q1 equal."""
+    with BeirWriter(tmp_path / "data") as writer:
+        for i in range(3):
+            writer.add_document(Document(f"d{i}", "", f"document {i}"))
+            writer.add_query(f"q{i}", f"query {i} {ATTACK}")
+            writer.add_judgement("test", f"q{i}", f"d{i}", 1)
     qrels = {f"q{i}": {f"d{i}": 1} for i in range(3)}
     ours = {"q0": {"d0": 2.0}, "q1": {"d9": 1.0}, "q2": {"d9": 2.0, "d2": 1.0}}
     theirs = {"q0": {"d9": 1.0}, "q1": {"d9": 1.0}, "q2": {"d2": 2.0}}
     (tmp_path / "runs").mkdir()
     evaluation.write_trec_qrels(tmp_path / "qrels.trec", qrels)
-    for name, run in (("ours", ours), ("theirs", theirs)):
+    for name, run in (("synthetic_eps8", ours), ("public_only", theirs)):
         evaluation.write_trec_run(tmp_path / "runs" / f"{name}.trec", run, tag=name)
-    found = content.wins_and_losses(
-        tmp_path,
-        {f"q{i}": f"query {i} {ATTACK}" for i in range(3)},
-        {f"d{i}": f"document {i}" for i in range(3)},
-        "ours",
-        "theirs",
-    )
+    rows = [
+        content.Row("public_only", "theirs", None, None),
+        content.Row("synthetic_inf", "no", math.inf, None),
+        content.Row("synthetic_eps8", "ours", 8.0, None),
+    ]
+    given = (str(tmp_path / "data"), "test", 9, tmp_path)
+    assert content.wins_and_losses(*given, rows[:2]) is None
+    found = content.wins_and_losses(*given, rows)
     assert (found["better"], found["equal"], found["worse"]) == (1, 1, 1)
     assert found["wins"][0]["document"] == "document 0"
     assert found["wins"][0]["value"] == 1.0 and found["wins"][0]["other"] == 0.0

@@ -115,7 +115,7 @@ def gather(
             for name in sorted(metrics["similarity"], key=_place(rows))
         },
         "audits": _audits(private),
-        "wins_and_losses": _wins_and_losses(
+        "wins_and_losses": wins_and_losses(
             config.data,
             config.evaluate.split,
             config.examples,
@@ -255,19 +255,26 @@ def _audits(private: pathlib.Path) -> dict[str, Any]:
     return found
 
 
-def _wins_and_losses(
+def wins_and_losses(
     data: str, split: str, most: int, directory: pathlib.Path, rows: Sequence[Row]
 ) -> dict[str, Any] | None:
-    """Compares the first protected synthetic row with the public-only row."""
-    if not most:
-        return None
+    """Finds the queries on which two rows differ most; `None` without such rows.
+
+    The rows are the first protected synthetic one and the public-only one. `directory`
+    is the output of `evaluate`; at most `most` queries, and five, are shown each way.
+
+    Returns:
+      "label" and "against_label" of the rows; "metric"; "better", "equal", "worse":
+      counts; "wins" and "losses": lists of {query, document, value, other}, the largest
+      difference first.
+    """
     protected = [
         row
         for row in rows
         if row.name.startswith("synthetic") and math.isfinite(row.epsilon or math.inf)
     ]
     public = [row for row in rows if row.name == "public_only"]
-    if not protected or not public:
+    if not most or not protected or not public:
         return None
     beir = sources.open_beir(data)
     qrels = beir.qrels(split)
@@ -278,43 +285,16 @@ def _wins_and_losses(
             _MEASURE_AGAIN,
         )
     judged = {document for of_query in qrels.values() for document in of_query}
-    found = wins_and_losses(
-        directory,
-        {name: text for name, text in beir.read_queries() if name in qrels},
-        {d.id: d.content for d in beir.documents() if d.id in judged},
-        protected[0].name,
-        public[0].name,
-        most=min(5, most),
-    )
-    return {**found, "label": protected[0].label, "against_label": public[0].label}
-
-
-def wins_and_losses(
-    directory: pathlib.Path,
-    queries: Mapping[str, str],
-    documents: Mapping[str, str],
-    row: str,
-    against: str,
-    metric: str = "ndcg@10",
-    most: int = 5,
-) -> dict[str, Any]:
-    """Finds the queries on which two systems differ most.
-
-    `directory` is an output of `evaluate`; `queries` and `documents` map ids to texts;
-    `row` and `against` are systems; `most` queries are returned each way.
-
-    Returns:
-      "better", "equal", "worse": counts; "wins" and "losses": lists of {query,
-      document, value, other}, the largest difference first.
-    """
-    qrels = evaluation.read_trec_qrels(directory / layout.QRELS_FILE)
+    queries = {name: text for name, text in beir.read_queries() if name in qrels}
+    documents = {d.id: d.content for d in beir.documents() if d.id in judged}
+    metric = page.METRICS[0]
     values = [
         evaluation.evaluate_run(
             qrels,
-            evaluation.read_trec_run(directory / "runs" / f"{name}.trec"),
+            evaluation.read_trec_run(directory / "runs" / f"{row.name}.trec"),
             [metric],
         ).per_query
-        for name in (row, against)
+        for row in (protected[0], public[0])
     ]
     differences = sorted(
         (values[0][query][metric] - values[1][query][metric], query) for query in qrels
@@ -328,20 +308,20 @@ def wins_and_losses(
                 "value": values[0][query][metric],
                 "other": values[1][query][metric],
             }
-            for difference, query in found
+            for _, query in found[: min(5, most)]
         ]
 
     wins = [each for each in differences if each[0] > 0]
     losses = [each for each in differences if each[0] < 0]
     return {
-        "row": row,
-        "against": against,
+        "label": protected[0].label,
+        "against_label": public[0].label,
         "metric": metric,
         "better": len(wins),
         "equal": len(differences) - len(wins) - len(losses),
         "worse": len(losses),
-        "wins": shown(wins[::-1][:most]),
-        "losses": shown(losses[:most]),
+        "wins": shown(wins[::-1]),
+        "losses": shown(losses),
     }
 
 

@@ -141,7 +141,6 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
     public = named.get("public_only")
     protected = [row for row in rows if row["series"] == _PROTECTED]
     metric = METRICS[0]
-    found = report.get("wins_and_losses")
     return {
         "title": report["title"],
         "created": report["created"],
@@ -158,8 +157,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
             None if public is None else public[metric],
         ),
         "epsilon_plot": evidence.quality_against_epsilon(rows, metric),
-        "wins_and_losses": found
-        and {"label": found["row"], "against_label": found["against"], **found},
+        "wins_and_losses": report.get("wins_and_losses"),
         "leaks": evidence.leaks(report.get("audits", {})),
         "guarantee": certificates_in_words.in_words(report.get("certificates", [])),
         "units": certificates_in_words.protected_units(report.get("certificates", [])),
