@@ -323,7 +323,12 @@ def _set(
         "comparisons": [
             dataclasses.asdict(comparison)
             for comparison in evaluation.compare_systems(
-                {s: _values(s, config.compared, scored) for s in config.systems},
+                {
+                    s: benchmark_sets.as_one(
+                        [results[s].values(config.compared) for results in scored]
+                    )
+                    for s in config.systems
+                },
                 config.resamples,
                 config.seed,
             )
@@ -380,15 +385,6 @@ def _row(
         row[metric] = interval.mean
         row[f"{metric}_ci"] = [interval.low, interval.high]
     return row
-
-
-def _values(
-    system: str, metric: str, scored: Sequence[Mapping[str, evaluation.RankingResult]]
-) -> np.ndarray:
-    """Returns [queries] values of a system, scaled so that their mean is the set's."""
-    values = [results[system].values(metric) for results in scored]
-    share = sum(map(len, values)) / len(values)
-    return np.concatenate([part * (share / len(part)) for part in values])
 
 
 def _mean(

@@ -16,7 +16,7 @@ from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.reproduction import reproduce_tables
 from tfdpsq.run.reproduction.reproduce_rows import Row, row_of
 from tfdpsq.run.reproduction.reproduce_tables import Cell
-from tfdpsq.run.search import systems
+from tfdpsq.run.search import benchmark_sets, systems
 
 MEAN = "mean"
 EXAMPLES = "examples"
@@ -250,16 +250,10 @@ def _zero_shot(seeds: Sequence[int], rows: Any, table: Mapping[str, Any]) -> _Ce
             for name in runs[0]
         }
         # As sets of their own, the forums would weigh too much in the mean.
-        whole = [_as_one(cell.queries) for cell in cells.values()]
+        whole = [benchmark_sets.as_one(cell.queries) for cell in cells.values()]
         mean = float(np.mean([cell.value for cell in cells.values()]))
         found[row.name] = {MEAN: Cell(mean, tuple(whole)), **cells}
     return found
-
-
-def _as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns [queries] of all parts, scaled so that each part weighs the same."""
-    share = sum(map(len, parts)) / len(parts)
-    return np.concatenate([part * (share / len(part)) for part in parts])
 
 
 def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import ml_collections
+import numpy as np
 from absl import logging
 
 from tfdpsq import validation
@@ -177,3 +179,9 @@ def _there(part: Part) -> bool:
     return part.path == sources.PYDOCS or (
         bool(part.path) and pathlib.Path(part.path).is_dir()
     )
+
+
+def as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns [queries] of all parts, scaled so that each part weighs the same."""
+    share = sum(map(len, parts)) / len(parts)
+    return np.concatenate([part * (share / len(part)) for part in parts])
