@@ -90,7 +90,7 @@ class Embeddings:
         """Refuses what a stage made of another corpus, as far as it recorded that.
 
         `corpus` is the fingerprint of the documents. Those that a stage took over from
-        another index may differ.
+        another index may differ, and are refused.
         """
         other = self.stage.get("inputs", {}).get("corpus", corpus) != corpus
         if other or self.stage.get("result", {}).get("taken_over"):

@@ -94,7 +94,7 @@ def check(config: Any) -> None:
 def require_fits(own: Any, path: str, beir: BeirDirectory) -> None:
     """Refuses a set for none of whose queries BM25 finds the document.
 
-    So models are not trained in vain. Another base than BM25 is not known yet.
+    It is called before models are trained, when another base is not known yet.
     """
     if own.base != systems.BM25:
         return
