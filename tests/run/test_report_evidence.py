@@ -120,6 +120,7 @@ def test_quality_is_drawn_against_epsilon_where_there_are_two(tmp_path):
 
 def test_queries_won_and_lost_are_those_that_differ_most(tmp_path):
     """From the TREC files, by hand: q0 won by all, q2 lost, q1 equal."""
+    (tmp_path / "data").mkdir()
     with BeirWriter(tmp_path / "data") as writer:
         for i in range(3):
             writer.add_document(Document(f"d{i}", "", f"document {i}"))
