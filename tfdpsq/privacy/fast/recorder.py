@@ -182,8 +182,7 @@ class Recorder:
         shape = [self.rows * self._folded, *value.shape[1:]]
         return tf.ensure_shape(value, shape)
 
-    @contextlib.contextmanager
-    def folding(self, positions: int) -> Iterator[None]:
+    def folding(self, positions: int) -> contextlib.AbstractContextManager[None]:
         """While inside, layers run on [B · positions, ...], example by example.
 
         For rules of layers that fold a dimension into the first, as Keras's
@@ -193,34 +192,19 @@ class Recorder:
         Args:
           positions: how many of them every example has.
         """
-        outside, self._folded = self._folded, self._folded * positions
-        try:
-            yield
-        finally:
-            self._folded = outside
+        return replaced(self, _folded=self._folded * positions)
 
-    @contextlib.contextmanager
-    def silent(self) -> Iterator[None]:
+    def silent(self) -> contextlib.AbstractContextManager[None]:
         """While inside, rules run and write nothing down."""
-        outside, self._silent = self._silent, True
-        try:
-            yield
-        finally:
-            self._silent = outside
+        return replaced(self, _silent=True)
 
-    @contextlib.contextmanager
-    def part(self, tape: tf.GradientTape) -> Iterator[None]:
+    def part(self, tape: tf.GradientTape) -> contextlib.AbstractContextManager[None]:
         """While inside, a part of the forward pass is recorded again, on its own tape.
 
         Args:
           tape: what records it. `finish_part` must be called before this ends.
         """
-        outside = self.tape, self.outputs, self.entries
-        self.tape, self.outputs, self.entries = tape, [], []
-        try:
-            yield
-        finally:
-            self.tape, self.outputs, self.entries = outside
+        return replaced(self, tape=tape, outputs=[], entries=[])
 
     def finish_part(
         self, gradients_by: Callable[[list[Any]], Sequence[tf.Tensor | None]]
@@ -285,14 +269,11 @@ class Recorder:
                 found.setdefault(variable_key(entry.variable), []).append(use)
         return found
 
-    @contextlib.contextmanager
-    def running(self, layer: keras.layers.Layer) -> Iterator[None]:
+    def running(
+        self, layer: keras.layers.Layer
+    ) -> contextlib.AbstractContextManager[None]:
         """While `layer`'s rule runs; rules of layers inside it may run within."""
-        outside, self.layer = self.layer, layer
-        try:
-            yield
-        finally:
-            self.layer = outside
+        return replaced(self, layer=layer)
 
     def compare(self, layer: keras.layers.Layer, one: Any, other: Any) -> None:
         """Notes how far two outputs of a layer differ, relative to the larger."""
