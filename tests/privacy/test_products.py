@@ -23,11 +23,11 @@ PACKAGE = pathlib.Path(products.__file__).parents[2]
 # Products of the forward pass, whose precision is part of the function, and the two
 # that `products` makes itself: (file, function) and how many stand there.
 _FORWARD = {
-    ("privacy/fast/convolution_rules.py", "convolution"): 1,
-    ("privacy/fast/convolution_rules.py", "depthwise_convolution"): 1,
     ("privacy/fast/keras_nlp_rules.py", "reversible_embedding"): 1,
     ("privacy/fast/keras_rules.py", "dense"): 2,
     ("privacy/fast/keras_rules.py", "einsum_dense"): 1,
+    ("privacy/fast/keras_rules.py", "convolution"): 1,
+    ("privacy/fast/keras_rules.py", "depthwise_convolution"): 1,
     ("privacy/fast/products.py", "product"): 2,
     ("privacy/fast/products.py", "einsum"): 1,
     ("retriever/direct_losses.py", "NaiveLosses"): 1,

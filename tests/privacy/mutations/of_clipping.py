@@ -430,7 +430,7 @@ MUTATIONS = (
     {
         "name": "dilation_left_out_of_patches",
         "kind": "clipping",
-        "file": "tfdpsq/privacy/fast/convolution_rules.py",
+        "file": "tfdpsq/privacy/fast/keras_rules.py",
         "old": "rates=[*ones, *layer.dilation_rate, 1],",
         "new": (
             "rates=[1, 1, 1, 1]\n"
@@ -446,7 +446,7 @@ MUTATIONS = (
     {
         "name": "scales_gradient_by_what_is_scaled_already",
         "kind": "clipping",
-        "file": "tfdpsq/privacy/fast/normalization_rules.py",
+        "file": "tfdpsq/privacy/fast/keras_rules.py",
         "old": "sum_to(g * tf.cast(unit, g.dtype), shape)",
         "new": "sum_to(g * tf.cast(output, g.dtype), shape)",
         "tests": (

@@ -1,8 +1,9 @@
-"""Rules for Keras's own layers: products, lookups, slopes, and one wrapper."""
+"""Rules for Keras's own layers, and for two small ones of this package."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
-from tfdpsq.privacy.fast.recorder import Recorder
+from tfdpsq.privacy.fast.recorder import Recorder, replaced
 
 
 def dense(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor:
@@ -24,9 +25,7 @@ def dense(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.
     else:
         output = tf.tensordot(inputs, kernel, [[inputs.shape.rank - 1], [0]])
         output.set_shape([*inputs.shape[:-1], kernel.shape[-1]])
-    if layer.use_bias:
-        output = tf.nn.bias_add(output, record.read(layer.bias))
-        record.direct(layer.bias, output, lambda g: sum_to(g, layer.bias.shape))
+    output = _with_bias(record, layer, output)
     record.outer(layer.kernel, inputs, output)
     return output if layer.activation is None else layer.activation(output)
 
@@ -106,6 +105,186 @@ def prelu(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.
     return output
 
 
+# -- Convolutions: products of patches with the kernel ---------------------------
+#
+# The layer's own convolution makes the output; the patches, [B, ..., window ·
+# channels] in the kernel's order, are made with it as the left factor.
+
+
+def convolution(
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs `Conv1D` and `Conv2D`."""
+    _require_plain(layer, inputs)
+    if layer.padding == "causal":
+        inputs = tf.pad(inputs, layer._compute_causal_padding(inputs))
+    output = layer.convolution_op(inputs, record.read(layer.kernel))
+    output = _with_bias(record, layer, output)
+    if record.wants(layer.kernel):
+        record.outer(layer.kernel, _patches(record, layer, inputs), output)
+    return output if layer.activation is None else layer.activation(output)
+
+
+def depthwise_convolution(
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs `DepthwiseConv2D`, which has a small kernel for every channel.
+
+    Of channel c and its multiple k, that kernel's gradient is the sum over
+    positions of the window around each, in channel c, times the gradient there.
+    """
+    _require_plain(layer, inputs)
+    output = tf.nn.depthwise_conv2d(
+        inputs,
+        record.read(layer.depthwise_kernel),
+        strides=[1, *layer.strides, 1],
+        padding=layer.padding.upper(),
+        dilations=layer.dilation_rate,
+    )
+    output = _with_bias(record, layer, output)
+    if record.wants(layer.depthwise_kernel):
+        rows, channels = inputs.shape[0], inputs.shape[-1]
+        window = layer.kernel_size[0] * layer.kernel_size[1]
+        patches = _patches(record, layer, inputs)
+
+        def per_example(gradient):
+            apart = [rows, -1, channels, layer.depth_multiplier]
+            return products.einsum(
+                "btwc,btck->bwck",
+                tf.reshape(
+                    tf.cast(patches, gradient.dtype), [rows, -1, window, channels]
+                ),
+                tf.reshape(gradient, apart),
+            )
+
+        record.direct(layer.depthwise_kernel, output, per_example)
+    return output if layer.activation is None else layer.activation(output)
+
+
+def _patches(
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Returns the window's input at each position, [B, ..., window · channels]."""
+    line = layer.rank == 1  # an image of one row
+    ones = [1, 1] if line else [1]
+    with record.off_tape():
+        patches = tf.image.extract_patches(
+            inputs[:, tf.newaxis] if line else inputs,
+            sizes=[*ones, *layer.kernel_size, 1],
+            strides=[*ones, *layer.strides, 1],
+            rates=[*ones, *layer.dilation_rate, 1],
+            padding="SAME" if layer.padding == "same" else "VALID",
+        )
+        return tf.squeeze(patches, 1) if line else patches
+
+
+def _require_plain(layer: keras.layers.Layer, inputs: tf.Tensor) -> None:
+    require_tensor(layer, inputs)
+    if layer.groups != 1 or layer.data_format != "channels_last":
+        raise validation.InputError(
+            f"layer {layer.name!r} has groups={layer.groups} and data_format="
+            f"{layer.data_format!r}; only one group and channels_last have a rule. "
+            "Register a rule of your own."
+        )
+    if inputs.shape.rank != layer.rank + 2:
+        raise validation.InputError(
+            f"layer {layer.name!r} got inputs of shape {inputs.shape}; its rule "
+            f"needs one batch dimension, {layer.rank + 2} dimensions in all."
+        )
+
+
+# -- Normalisations: within an example run, across examples refused --------------
+#
+# The layer's own code makes the unit: what it returns without scale and offset,
+# fused where it can be. Scale and offset follow here.
+
+
+def layer_normalization(
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs `LayerNormalization`."""
+    require_tensor(layer, inputs)
+    axes = list(layer.axis)
+    if 0 in axes or axes != sorted(axes):
+        raise validation.InputError(
+            f"layer {layer.name!r} normalises over axes {axes}; its rule needs "
+            "ascending axes without the first, which is that of the examples."
+        )
+    with replaced(layer, gamma=None, beta=None):
+        unit = type(layer).call(layer, inputs)
+    shape = [
+        size if axis in axes else 1 for axis, size in enumerate(inputs.shape) if axis
+    ]
+    return _scaled(record, layer, unit, shape)
+
+
+def group_normalization(
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor, **options: Any
+) -> tf.Tensor:
+    """Runs `GroupNormalization`: within groups of channels of each example."""
+    require_tensor(layer, inputs)
+    axis = layer.axis % inputs.shape.rank
+    if axis == 0:
+        raise validation.InputError(
+            f"layer {layer.name!r} takes the first axis for channels; it is that of "
+            "the examples. Choose another axis."
+        )
+    with replaced(layer, scale=False, center=False):
+        unit = type(layer).call(layer, inputs, **options)
+    shape = [1] * (inputs.shape.rank - 1)
+    shape[axis - 1] = inputs.shape[axis]
+    return _scaled(record, layer, unit, shape)
+
+
+def batch_normalization(
+    record: Recorder,
+    layer: keras.layers.Layer,
+    inputs: tf.Tensor,
+    training: Any = None,
+    **_: Any,
+) -> tf.Tensor:
+    """Runs `BatchNormalization` as in inference, and refuses it in training.
+
+    Raises:
+      InputError: it normalises over the batch.
+    """
+    training = layer._get_training_value(training)
+    if tf.is_tensor(training) or training:
+        raise validation.InputError(
+            f"layer {layer.name!r} normalises over the batch, so every example's "
+            "loss depends on all others and no gradient is one example's own. Use "
+            "LayerNormalization, or freeze it (trainable = False)."
+        )
+    return type(layer).call(layer, inputs, training=False)
+
+
+def _scaled(
+    record: Recorder,
+    layer: keras.layers.Layer,
+    unit: tf.Tensor,
+    shape: Sequence[int],
+) -> tf.Tensor:
+    """`unit` · gamma + beta, both of `shape` against the last axes of the unit."""
+    output = unit
+
+    def as_unit(weight):
+        return tf.cast(tf.reshape(record.read(weight), shape), unit.dtype)
+
+    if layer.scale:
+        output *= as_unit(layer.gamma)
+    if layer.center:
+        output += as_unit(layer.beta)
+        record.direct(layer.beta, output, lambda g: sum_to(g, shape))
+    if layer.scale:
+        record.direct(
+            layer.gamma, output, lambda g: sum_to(g * tf.cast(unit, g.dtype), shape)
+        )
+    return output
+
+
+# -- Layers around others, and a scale -------------------------------------------
+
+
 def time_distributed(
     record: Recorder, layer: keras.layers.Layer, inputs: Any, **options: Any
 ) -> Any:
@@ -161,3 +340,12 @@ def require_tensor(layer: keras.layers.Layer, inputs: Any) -> None:
             f"layer {layer.name!r} got a {type(inputs).__name__}; its rule needs a "
             "dense tensor. Pad ragged rows and make sparse ones dense."
         )
+
+
+def _with_bias(
+    record: Recorder, layer: keras.layers.Layer, output: tf.Tensor
+) -> tf.Tensor:
+    if layer.use_bias:
+        output = tf.nn.bias_add(output, record.read(layer.bias))
+        record.direct(layer.bias, output, lambda g: sum_to(g, layer.bias.shape))
+    return output

@@ -25,12 +25,7 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast import (
-    convolution_rules,
-    keras_nlp_rules,
-    keras_rules,
-    normalization_rules,
-)
+from tfdpsq.privacy.fast import keras_nlp_rules, keras_rules
 
 # (recorder, layer, *what call gets) to what call returns.
 Rule = Callable[..., Any]
@@ -68,7 +63,7 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     kind = type(layer)
     rule = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
     if rule is None and couples_examples(layer):
-        return normalization_rules.batch_normalization
+        return keras_rules.batch_normalization
     return rule
 
 
@@ -81,14 +76,14 @@ def couples_examples(layer: keras.layers.Layer) -> bool:
 _BATCH_NORMALIZATION = keras.layers.BatchNormalization.__mro__[1]
 
 _RULES: dict[type, Rule] = {
-    keras.layers.Conv1D: convolution_rules.convolution,
-    keras.layers.Conv2D: convolution_rules.convolution,
+    keras.layers.Conv1D: keras_rules.convolution,
+    keras.layers.Conv2D: keras_rules.convolution,
     keras.layers.Dense: keras_rules.dense,
-    keras.layers.DepthwiseConv2D: convolution_rules.depthwise_convolution,
+    keras.layers.DepthwiseConv2D: keras_rules.depthwise_convolution,
     keras.layers.EinsumDense: keras_rules.einsum_dense,
     keras.layers.Embedding: keras_rules.embedding,
-    keras.layers.GroupNormalization: normalization_rules.group_normalization,
-    keras.layers.LayerNormalization: normalization_rules.layer_normalization,
+    keras.layers.GroupNormalization: keras_rules.group_normalization,
+    keras.layers.LayerNormalization: keras_rules.layer_normalization,
     keras.layers.PReLU: keras_rules.prelu,
     keras.layers.TimeDistributed: keras_rules.time_distributed,
 }
