@@ -39,8 +39,6 @@ import math
 import secrets
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from tfdpsq import validation
 
 # Sums of fewer than 2^33 scores are exact in float64.
@@ -64,21 +62,6 @@ def sum_of_scores(scores: Iterable[float]) -> float:
     return units * SCORE_UNIT
 
 
-def probabilities(sums: Sequence[float], epsilon: float) -> np.ndarray:
-    """The chance of each candidate to be chosen.
-
-    Args:
-      sums: S of each candidate.
-      epsilon: ε of the choice.
-
-    Returns:
-      [candidates] float64. As private as the scores.
-    """
-    _check(sums, epsilon)
-    logits = epsilon * (np.asarray(sums, np.float64) - max(sums))
-    return np.exp(logits) / np.exp(logits).sum()
-
-
 def choose(sums: Sequence[float], epsilon: float) -> int:
     """Draws a candidate with the probabilities of the exponential mechanism.
 
@@ -94,18 +77,14 @@ def choose(sums: Sequence[float], epsilon: float) -> int:
     Raises:
       InputError: no candidate, or an ε that is not above 0 and finite.
     """
-    _check(sums, epsilon)
-    noisy = [epsilon * value / SENSITIVITY + _gumbel() for value in sums]
-    return max(range(len(noisy)), key=noisy.__getitem__)
-
-
-def _check(sums: Sequence[float], epsilon: float) -> None:
     validation.positive("epsilon of the choice", epsilon)
     if not len(sums) or not all(map(math.isfinite, sums)):
         raise validation.InputError(
             f"there are {len(sums)} candidates; give at least one, each with a finite "
             "sum of scores."
         )
+    noisy = [epsilon * value / SENSITIVITY + _gumbel() for value in sums]
+    return max(range(len(noisy)), key=noisy.__getitem__)
 
 
 def _gumbel() -> float:
