@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.privacy.fast.factored import full_dtype
 
 
 @keras.utils.register_keras_serializable(package="tfdpsq")
@@ -129,7 +130,7 @@ class T5XAdafactor(keras.optimizers.Optimizer):
                 {
                     kind: self.add_variable(
                         shape=tf.TensorShape(sizes),
-                        dtype=_computed_in(variable),
+                        dtype=full_dtype(variable),
                         name=f"{kind}/{variable._shared_name}",
                     )
                     for kind, sizes in slots.items()
@@ -138,7 +139,7 @@ class T5XAdafactor(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Updates one weight and its slots; see the class."""
-        dtype = _computed_in(variable)
+        dtype = full_dtype(variable)
         slots = self._slots[self._index_dict[self._var_key(variable)]]
         gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
         value = tf.cast(variable, dtype)
@@ -207,10 +208,6 @@ class T5XAdafactor(keras.optimizers.Optimizer):
             "epsilon1": self.epsilon1,
             "epsilon2": self.epsilon2,
         }
-
-
-def _computed_in(variable: tf.Variable) -> tf.DType:
-    return tf.float64 if variable.dtype == tf.float64 else tf.float32
 
 
 def _rms(values: tf.Tensor) -> tf.Tensor:

@@ -122,7 +122,7 @@ def clipped_sum(
             for total, g in zip(sums, gradients)
         )
 
-    zeros = [tf.zeros(v.shape, _sum_dtype(v)) for v in variables]
+    zeros = [tf.zeros(v.shape, factored.full_dtype(v)) for v in variables]
     _, *sums = tf.while_loop(
         lambda row, *_: row < used,
         add,
@@ -142,7 +142,3 @@ def _dealt() -> tuple[tf.Tensor, int]:
         tf.cast(replica.replica_id_in_sync_group, tf.int32),
         replica.num_replicas_in_sync,
     )
-
-
-def _sum_dtype(variable: tf.Variable) -> tf.DType:
-    return tf.float64 if variable.dtype == tf.float64 else tf.float32

@@ -13,6 +13,7 @@ from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import products
+from tfdpsq.privacy.fast.factored import full_dtype
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import (
@@ -328,7 +329,7 @@ class _Step:
         return sums
 
     def _zero_sums(self) -> list[tf.Tensor]:
-        return [tf.zeros(v.shape, _sum_dtype(v)) for v in self.variables]
+        return [tf.zeros(v.shape, full_dtype(v)) for v in self.variables]
 
 
 def _whole_units(microbatch_size: int, optimizer: LogicalStep) -> int:
@@ -374,8 +375,4 @@ def _added(
 def _cast(
     sums: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
 ) -> list[tf.Tensor]:
-    return [tf.cast(one, _sum_dtype(v)) for one, v in zip(sums, variables)]
-
-
-def _sum_dtype(variable: tf.Variable) -> tf.DType:
-    return tf.float64 if variable.dtype == tf.float64 else tf.float32
+    return [tf.cast(one, full_dtype(v)) for one, v in zip(sums, variables)]

@@ -154,7 +154,7 @@ def clipped_sum(
             cleaned[variable_key(v)], factors[variable_key(v)], v.shape
         )
         if variable_key(v) in cleaned
-        else tf.zeros(v.shape, _sum_dtype(v))
+        else tf.zeros(v.shape, factored.full_dtype(v))
         for v in variables
     ]
     losses = found.losses if isinstance(found, Terms) else found
@@ -407,7 +407,3 @@ def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
                 )
             return f"{which} is used where its layer's rule does not see it. {remedy}"
     return f"weight {variable.name!r} belongs to none of the layers given. {remedy}"
-
-
-def _sum_dtype(variable: tf.Variable) -> tf.DType:
-    return tf.float64 if variable.dtype == tf.float64 else tf.float32

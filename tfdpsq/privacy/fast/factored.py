@@ -85,6 +85,11 @@ def full_precision(values: tf.Tensor) -> tf.Tensor:
     return values if values.dtype == tf.float64 else tf.cast(values, tf.float32)
 
 
+def full_dtype(variable: tf.Variable) -> tf.DType:
+    """The type of a weight's sums and slots: float32, or float64 for float64."""
+    return tf.float64 if variable.dtype == tf.float64 else tf.float32
+
+
 def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Per-example gradients of a weight that was broadcast along some axes.
 
