@@ -107,21 +107,26 @@ class LoRADense(keras.layers.Layer):
         """Computes the adapted layer.
 
         Args:
-          inputs: [..., m] floating point.
+          inputs: floating point, [..., m], or as an EinsumDense layer's equation has
+            them.
 
         Returns:
-          [..., n] in the layer's compute dtype.
+          [..., n], or what the equation gives, in the layer's compute dtype.
         """
         # Scaled at the narrow point, where it costs least.
         update = self.up(self.down(inputs) * (self.alpha / self.rank))
-        # Uses only the Dense layer's weights: its activation comes last.
-        kernel = tf.convert_to_tensor(self.dense.kernel)
+        output = self._updated(inputs, update)
+        activation = self.dense.activation  # comes last
+        return output if activation is None else activation(output)
+
+    def _updated(self, inputs: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        """Returns x·W + update + b, with the frozen layer's weights alone."""
+        kernel = tf.convert_to_tensor(self.dense.kernel)  # as the layer would cast it
         output = tf.tensordot(inputs, kernel, 1) + update
         output.set_shape([*inputs.shape[:-1], self.dense.units])
         if self.dense.use_bias:
             output = tf.nn.bias_add(output, self.dense.bias)
-        activation = self.dense.activation
-        return output if activation is None else activation(output)
+        return output
 
     def merge(self) -> tf.Tensor:
         """Returns the kernel of a Dense layer that computes the same without LoRA.
@@ -171,11 +176,6 @@ class LoRAEinsumDense(LoRADense):
       TensorShape([3, 5, 4, 3])
       >>> [weight.shape.as_list() for weight in layer.trainable_weights]
       [[8, 2], [2, 4, 3]]
-
-    Attributes:
-      dense: the frozen layer.
-      rank: size of the axis between A and B.
-      alpha: the update is scaled by alpha / rank.
     """
 
     _adapts = keras.layers.EinsumDense
@@ -190,22 +190,11 @@ class LoRAEinsumDense(LoRADense):
         shape[place:place] = [None] * elided
         self.build(shape)
 
-    def call(self, inputs):
-        """Computes the adapted layer.
-
-        Args:
-          inputs: floating point, as the EinsumDense layer's equation has them.
-
-        Returns:
-          What the equation gives, in the layer's compute dtype.
-        """
-        update = self.up(self.down(inputs) * (self.alpha / self.rank))
-        kernel = tf.convert_to_tensor(self.dense.kernel)  # as the layer would cast it
+    def _updated(self, inputs: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        kernel = tf.convert_to_tensor(self.dense.kernel)
         output = tf.einsum(self.dense.equation, inputs, kernel) + update
-        if self.dense.bias is not None:
-            output += tf.convert_to_tensor(self.dense.bias)
-        activation = self.dense.activation
-        return output if activation is None else activation(output)
+        bias = self.dense.bias
+        return output if bias is None else output + tf.convert_to_tensor(bias)
 
     def compute_output_shape(self, input_shape) -> tuple[int | None, ...]:
         """Returns the EinsumDense layer's output shape."""
