@@ -5,10 +5,12 @@ Because all three come from one plan, what runs is what is accounted for.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import dp_accounting
@@ -254,15 +256,9 @@ class PrivacyPlan:
             )
         if steps == 0:
             return 0.0
-        if not self.spec.private:
-            return float("inf")
-        left = self.spec.target_delta - self.truncation_delta(steps)
-        if left <= 0:  # not so in what `make_plan` makes
-            return float("inf")
-        return accounting.epsilon_of(
-            self.noise_multiplier,
-            *self.releases(steps),
-            left,
+        return epsilon_of_runs(
+            [(self, steps)],
+            self.spec.target_delta,
             accountant or self.spec.accountant,
         )
 
@@ -290,13 +286,39 @@ class PrivacyPlan:
             return self.epsilon(steps)
         whole = self.epsilon(everything)
         left = self.spec.target_delta - self.truncation_delta(steps)
-        if left <= 0:  # as in `epsilon`
+        if left <= 0:  # as in `epsilon_of_runs`
             return whole
         probability, releases = self.releases(everything)
         part = accounting.epsilon_of_first(
             self.noise_multiplier, probability, releases, self.releases(steps)[1], left
         )
         return min(part, whole)
+
+
+def epsilon_of_runs(
+    runs: Sequence[tuple[PrivacyPlan, int]], delta: float, accountant: str
+) -> float:
+    """ε at δ of several runs on the same units, by composing their events.
+
+    Args:
+      runs: (plan, logical steps executed) of each.
+      delta: δ of all together; what truncating their batches costs is taken off it.
+      accountant: "pld" or "rdp".
+
+    Returns:
+      ε; infinite for a run without privacy, or where truncation uses up δ.
+    """
+    if not all(plan.spec.private for plan, _ in runs):
+        return math.inf
+    left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)
+    if left <= 0:  # not so in what `make_plan` makes
+        return math.inf
+    times: collections.Counter[tuple[float, float]] = collections.Counter()
+    for plan, steps in runs:
+        probability, releases = plan.releases(steps)
+        times[plan.noise_multiplier, probability] += releases
+    events = tuple(sorted((*event, count) for event, count in times.items()))
+    return accounting.composed_epsilon(events, left, accountant)
 
 
 # Of more, accounting takes minutes, and `verify` takes no certificate: see

@@ -122,12 +122,9 @@ MUTATIONS = (
         "kind": "composition",
         "file": "tfdpsq/privacy/plan.py",
         "old": (
-            "left = self.spec.target_delta - self.truncation_delta(steps)\n"
-            "        if left <= 0:  # not so in what"
+            "left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)"
         ),
-        "new": (
-            "left = self.spec.target_delta\n        if left <= 0:  # not so in what"
-        ),
+        "new": "left = delta",
         "tests": (
             "tests/privacy/test_plan.py::"
             "test_epsilon_is_of_what_truncation_leaves_of_delta",
@@ -151,7 +148,7 @@ MUTATIONS = (
     {
         "name": "truncation_of_one_run_of_a_grid",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/selection.py",
+        "file": "tfdpsq/privacy/plan.py",
         "old": (
             "left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)"
         ),
@@ -165,7 +162,7 @@ MUTATIONS = (
     {
         "name": "equal_runs_of_a_grid_counted_once",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/selection.py",
+        "file": "tfdpsq/privacy/plan.py",
         "old": "times[plan.noise_multiplier, probability] += releases",
         "new": "times[plan.noise_multiplier, probability] = releases",
         "tests": (

@@ -52,9 +52,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan
+from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan, epsilon_of_runs
 from tfdpsq.privacy.proof.certificate import adjacency_of
-from tfdpsq.privacy.proof.selection import epsilon_of_runs
 
 # How logs can be disjoint.
 TIME, USER = DISJOINT = ("time", "user")

@@ -27,7 +27,6 @@ their composition allows.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import re
@@ -36,7 +35,7 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy import accounting, calibration
-from tfdpsq.privacy.plan import PrivacyPlan, make_plan
+from tfdpsq.privacy.plan import PrivacyPlan, epsilon_of_runs, make_plan
 from tfdpsq.privacy.proof import certificate, choice
 from tfdpsq.privacy.spec import PrivacySpec
 
@@ -254,32 +253,6 @@ def share_epsilon(
 def _rounded_down(value: float) -> float:
     scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(value)))
     return math.floor(value * scale) / scale
-
-
-def epsilon_of_runs(
-    runs: Sequence[tuple[PrivacyPlan, int]], delta: float, accountant: str
-) -> float:
-    """ε at δ of several runs on the same units, by composing their events.
-
-    Args:
-      runs: (plan, logical steps executed) of each.
-      delta: δ of all together; what truncating their batches costs is taken off it.
-      accountant: "pld" or "rdp".
-
-    Returns:
-      ε; infinite for a run without privacy, or where truncation uses up δ.
-    """
-    if not all(plan.spec.private for plan, _ in runs):
-        return math.inf
-    left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)
-    if left <= 0:
-        return math.inf
-    times: collections.Counter[tuple[float, float]] = collections.Counter()
-    for plan, steps in runs:
-        probability, releases = plan.releases(steps)
-        times[plan.noise_multiplier, probability] += releases
-    events = tuple(sorted((*event, count) for event, count in times.items()))
-    return accounting.composed_epsilon(events, left, accountant)
 
 
 def _composed(plans: Sequence[PrivacyPlan], delta: float, accountant: str) -> float:
