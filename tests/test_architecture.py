@@ -34,7 +34,7 @@ FOLDERS = sorted(set(ARROWS) - {"validation"})
 PRIVACY_ROOMS = {
     "randomness": set(),
     "fast": {"terms"},
-    "proof": {"accounting", "calibration", "plan", "spec", "randomness"},
+    "proof": {"accounting", "plan", "spec", "randomness"},
 }
 # Commands that run other commands; the estimates take a stage's and a pipeline's
 # settings.

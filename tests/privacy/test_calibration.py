@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.privacy import accounting, make_certificate, make_plan, verify_certificate
-from tfdpsq.privacy.accounting import epsilon_of
-from tfdpsq.privacy.calibration import calibrate_noise_multiplier
+from tfdpsq.privacy.accounting import calibrate_noise_multiplier, epsilon_of
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.validation import InputError
 

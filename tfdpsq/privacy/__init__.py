@@ -7,11 +7,11 @@ from tfdpsq import lazy
 
 if TYPE_CHECKING:
     from tfdpsq.privacy.accounting import (
+        calibrate_noise_multiplier,
         choose_max_batch_size,
         epsilon_of,
         truncation_delta,
     )
-    from tfdpsq.privacy.calibration import calibrate_noise_multiplier
     from tfdpsq.privacy.checkpoint import discard as discard_state
     from tfdpsq.privacy.endings import Diverged, Preempted
     from tfdpsq.privacy.model import PrivateModel

@@ -16,7 +16,7 @@ from typing import cast
 import dp_accounting
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, calibration
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.randomness import grid
 from tfdpsq.privacy.randomness.correlation import NoiseWindow
 from tfdpsq.privacy.randomness.sampling import (
@@ -351,7 +351,7 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
             f"{price:.3g} of delta, which is {spec.target_delta:.3g}. Raise "
             "max_batch_size or leave it unset."
         )
-    sigma = calibration.calibrate_noise_multiplier(
+    sigma = accounting.calibrate_noise_multiplier(
         spec.epsilon,
         spec.target_delta - price,
         *plan.releases(spec.steps),

@@ -142,7 +142,7 @@ MUTATIONS = (
     {
         "name": "delta_below_the_errors_of_the_accountant",
         "kind": "composition",
-        "file": "tfdpsq/privacy/calibration.py",
+        "file": "tfdpsq/privacy/accounting.py",
         "old": "if delta < small and spent_by",
         "new": "if delta < 1e-18 and spent_by",
         "tests": (

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, calibration
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan, epsilon_of_runs, make_plan
 from tfdpsq.privacy.proof import certificate, choice
 from tfdpsq.privacy.spec import PrivacySpec
@@ -244,9 +244,9 @@ def share_epsilon(
     # What is searched is 1/ε', with which the cost falls as it does with σ. Of k
     # Gaussian mechanisms, each has about 1/√k of their ε.
     inverse = math.sqrt(len(specs)) / epsilon
-    inverse = calibration.secant(spent_by("rdp"), epsilon, inverse)
+    inverse = accounting.secant(spent_by("rdp"), epsilon, inverse)
     if specs[0].accountant != "rdp":
-        inverse = calibration.secant(spent_by("pld"), epsilon, inverse)
+        inverse = accounting.secant(spent_by("pld"), epsilon, inverse)
     return shared(1 / inverse)
 
 
