@@ -381,6 +381,12 @@ def _rounded_up(sigma: float) -> float:
     return math.ceil(sigma * scale) / scale
 
 
+def rounded_down(value: float, digits: int) -> float:
+    """The next number of so many digits that is not above `value`, which is above 0."""
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.floor(value * scale) / scale
+
+
 def _bisect(
     satisfied: Callable[[float], bool], low: float, high: float, tolerance: float
 ) -> float:

@@ -17,11 +17,11 @@ certificate of a run that continued another one states how the two logs were dec
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.proof.certified import release_in
 from tfdpsq.privacy.proof.composition import (
@@ -159,14 +159,9 @@ def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPl
         if spent <= spec.epsilon:
             return plan
         left = min(left - (spent - spec.epsilon), left * (1 - 1e-3))
-        left = _rounded_down(left) if left > 0 else 0.0
+        left = accounting.rounded_down(left, 4) if left > 0 else 0.0
     raise validation.InputError(
         f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
         f"be left in addition to {' and '.join(released)}. Raise epsilon, or "
         "release that with more noise."
     )
-
-
-def _rounded_down(epsilon: float) -> float:
-    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
-    return math.floor(epsilon * scale) / scale

@@ -1,10 +1,16 @@
-"""A certificate's words that earlier versions put otherwise, and how they did."""
+"""Words that certificates share, and how earlier versions put some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+# The unit, singular and plural.
+NOUNS = {
+    "query": ("query", "queries"),
+    "pair": ("pair", "pairs"),
+    "user": ("user", "users"),
+}
 _SEVERAL = {
     "query": "A person who wrote several queries: each query is protected by itself. "
     "k of them together have k times epsilon only at a delta of at most "

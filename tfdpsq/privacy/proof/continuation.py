@@ -46,11 +46,6 @@ _NUMBER_OF_REPLACED = (
     "The number of units: a run before this one protects a unit that is replaced by "
     "nothing, all others keeping their places, and so do all of them together."
 )
-_NOUNS = {
-    "query": ("query", "queries"),
-    "pair": ("pair", "pairs"),
-    "user": ("user", "users"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +257,7 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
 
 
 def _in_words(continuation: Continuation, total: composition.Composition) -> str:
-    one, many = _NOUNS[continuation.plan.spec.unit]
+    one, many = certificate_words.NOUNS[continuation.plan.spec.unit]
     start = certificate_words.CAME_AFTER
     if continuation.apart_from:
         shared = "no user" if continuation.disjoint == composition.USER else "no query"
@@ -340,7 +335,7 @@ def _earlier_reads(continuation: Continuation) -> list[dict[str, str]]:
 def _not_covered(continuation: Continuation) -> list[str]:
     if not continuation.apart_from:
         return []
-    one, _ = _NOUNS[continuation.plan.spec.unit]
+    one, _ = certificate_words.NOUNS[continuation.plan.spec.unit]
     return [
         f"A {one} that is in several of the logs: they were declared to share none, "
         "which nothing here checks."

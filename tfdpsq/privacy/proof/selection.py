@@ -37,11 +37,10 @@ from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan, epsilon_of_runs, make_plan
 from tfdpsq.privacy.proof import certificate, choice
+from tfdpsq.privacy.proof.certificate_words import NOUNS
 from tfdpsq.privacy.spec import PrivacySpec
 
 METHODS = {True: "exponential mechanism", False: "highest score, read without noise"}
-# The unit in the words of a certificate, singular and plural.
-_NOUNS = {"query": ("query", "queries"), "pair": ("pair", "pairs")}
 # An ε' of so many digits is the same on every machine.
 _DIGITS = 6
 
@@ -228,7 +227,7 @@ def share_epsilon(
     """
 
     def shared(each: float, **changes: Any) -> list[PrivacySpec]:
-        each = _rounded_down(each)
+        each = accounting.rounded_down(each, _DIGITS)
         share = {"epsilon": each, "delta": delta / len(specs), **changes}
         return [dataclasses.replace(spec, **share) for spec in specs]
 
@@ -248,11 +247,6 @@ def share_epsilon(
     if specs[0].accountant != "rdp":
         inverse = accounting.secant(spent_by("pld"), epsilon, inverse)
     return shared(1 / inverse)
-
-
-def _rounded_down(value: float) -> float:
-    scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(value)))
-    return math.floor(value * scale) / scale
 
 
 def _composed(plans: Sequence[PrivacyPlan], delta: float, accountant: str) -> float:
@@ -369,7 +363,7 @@ def _entry(run: TrainedRun) -> dict[str, Any]:
 
 def _in_words(selection: Selection) -> str:
     runs = len(selection.runs)
-    one, many = _NOUNS[selection.whole.unit]
+    one, many = NOUNS[selection.whole.unit]
     trained = (
         f"{runs} runs were trained on the same {many}, and epsilon counts all of "
         "their steps."
