@@ -21,8 +21,6 @@ OPTIMIZERS = ("adam", "adafactor", "t5x_adafactor", "sgd")
 UNITS = ("query", "pair", "user")
 # Fields that are recorded only where they are set.
 OPTIONAL = ("clip_groups", "secure", "noise_window", "clip_per_layer")
-# Fields that certificates have called otherwise from the first.
-_RECORDED_AS = {"num_units": "n"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +250,7 @@ class PrivacySpec:
         are set, so that what was recorded before there were any stays true.
         """
         fields = {
-            _RECORDED_AS.get(field, field): value
+            "n" if field == "num_units" else field: value
             for field, value in dataclasses.asdict(self).items()
         }
         for field in OPTIONAL:
@@ -267,7 +265,8 @@ class PrivacySpec:
         Raises:
           InputError: an entry is missing, too many or out of range.
         """
-        names = [_RECORDED_AS.get(f.name, f.name) for f in dataclasses.fields(cls)]
+        own = [field.name for field in dataclasses.fields(cls)]
+        names = ["n" if name == "num_units" else name for name in own]
         if not isinstance(fields, Mapping) or {*fields, *OPTIONAL} != set(names):
             raise validation.InputError(
                 f"spec must have exactly these entries: {', '.join(sorted(names))}"

@@ -354,7 +354,7 @@ MUTATIONS = (
         "kind": "secure",
         "file": "tfdpsq/privacy/randomness/secure.py",
         "old": "self._subkeys[purpose][:16]",
-        "new": "self._key[:16]",
+        "new": "self.key[:16]",
         "tests": (
             "tests/privacy/test_secure.py::"
             "test_seeds_for_other_generators_are_of_subkeys_and_tell_no_key",

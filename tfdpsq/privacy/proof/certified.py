@@ -90,9 +90,7 @@ def selection_of(certificate: Mapping[str, Any]) -> Selection:
         target_epsilon=math.inf
         if target == "inf"
         else validation.positive("accounting.target_epsilon", target),
-        delta=validation.positive(
-            "guarantee.delta", entry_at(certificate, "guarantee.delta")
-        ),
+        delta=_delta_of(certificate),
         choice_epsilon=choice_epsilon,
         score=score,
         draw=draw,

@@ -138,11 +138,6 @@ def noised(
     return found
 
 
-@functools.lru_cache(maxsize=8)
-def _law(deviation: float) -> RoundedGaussian:
-    return RoundedGaussian(deviation)
-
-
 class RoundedGaussian:
     """Draws ⌊s·N(0, 1)⌉ from uniform bits, exactly.
 
@@ -255,3 +250,6 @@ class RoundedGaussian:
             exponent = -self._square * fraction * (piece + fraction / 2)
             scaled = decimal.Decimal(level << 64 | extra[2]) / (1 << 128)
             return piece, scaled < exponent.exp()
+
+
+_law = functools.lru_cache(maxsize=8)(RoundedGaussian)

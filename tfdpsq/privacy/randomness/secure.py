@@ -48,6 +48,9 @@ _COINS = 1 << 20
 class SecureSource:
     """All streams of one key.
 
+    Attributes:
+      key: 32 bytes; as secret as the data.
+
     Raises:
       ImportError: the package `cryptography` is not installed.
     """
@@ -58,13 +61,8 @@ class SecureSource:
         Args:
           seed: at least 0, below 2^256. As secret as the data.
         """
-        self._key = int(seed).to_bytes(KEY_BITS // 8, "big")
+        self.key = int(seed).to_bytes(KEY_BITS // 8, "big")
         self._subkeys = {purpose: self._derived(purpose) for purpose in PURPOSES}
-
-    @property
-    def key(self) -> bytes:
-        """The key, 32 bytes; as secret as the data."""
-        return self._key
 
     def stream(self, purpose: str, step: int, index: int = 0) -> SecureStream:
         """The random words of one purpose in one step, from their beginning.
@@ -90,7 +88,7 @@ class SecureSource:
         derivation = hkdf.HKDF(
             hashes.SHA256(), KEY_BITS // 8, salt=None, info=_LABEL + purpose.encode()
         )
-        return derivation.derive(self._key)
+        return derivation.derive(self.key)
 
 
 class SecureStream:
