@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import is_keras_2, keras, require_keras_2, require_own
-from tfdpsq.layers.patterns import matches, require_matches
+from tfdpsq.layers.trained_part import matches, require_matches
 
 
 @keras.utils.register_keras_serializable("tfdpsq")

@@ -7,12 +7,13 @@ see BitFit, Zaken et al. 2021, arXiv:2106.10199).
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.keras_choice import keras, require_keras_2, require_own
-from tfdpsq.layers.patterns import matches, require_matches
 
 
 def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
@@ -56,6 +57,40 @@ def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
         for layer in owners[number]:
             _freeze(layer, number)
     return [path for number, path in first.items() if number in kept]
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """Returns whether a path matches a pattern, as in `fnmatch`, case-sensitively."""
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def require_matches(
+    name: str, patterns: Sequence[str], paths: Sequence[str], what: str, example: str
+) -> None:
+    """Checks that there are patterns and that each matches a path.
+
+    Args:
+      name: name of the setting that holds them, for the message.
+      patterns: the setting's value.
+      paths: all paths.
+      what: what a path leads to, such as "trainable weight", for the message.
+      example: a valid value, for the message.
+
+    Raises:
+      InputError: no patterns, text instead of a list, or a pattern without a match;
+        the message lists some paths.
+    """
+    if isinstance(patterns, str) or not patterns:
+        raise validation.InputError(
+            f"{name} is {patterns!r}; give a list of patterns, such as {example}."
+        )
+    for pattern in patterns:
+        if not any(matches(path, [pattern]) for path in paths):
+            shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+            raise validation.InputError(
+                f"{name} holds {pattern!r}, which matches no {what}. There are "
+                f"{len(paths)}: {shown or 'none'}."
+            )
 
 
 def _freeze(layer: keras.layers.Layer, number: int) -> None:
