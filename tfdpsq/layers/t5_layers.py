@@ -257,15 +257,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
     ) -> tuple[Callable[..., tuple[tf.Tensor, tf.Tensor]], list[tf.Tensor]]:
         """Splits `call` into a function and its tensors; see `rematerialization`.
 
-        Args:
-          hidden_states: see `call`, as for all arguments.
-          attention_mask: see `call`.
-          position_bias: see `call`.
-          encoder_hidden_states: see `call`.
-          encoder_attention_mask: see `call`.
-          use_causal_mask: see `call`.
-          training: see `call`.
-          encoder_rows: see `call`.
+        The arguments are those of `call`.
 
         Returns:
           (function, tensors): `function(*tensors)` is the result of `call`.

@@ -127,13 +127,7 @@ def training_event(
 
 
 def epochs_touched(n: int, batch_size: int, steps: int) -> int:
-    """E, in how many epochs of shuffled batches `steps` steps begin or go on.
-
-    Args:
-      n: units in the data.
-      batch_size: B, units in every batch.
-      steps: logical steps.
-    """
+    """E, in how many epochs of ⌊n/B⌋ shuffled batches `steps` steps begin or go on."""
     return -(-steps // (n // batch_size))
 
 
@@ -143,20 +137,14 @@ def pld_interval(noise_multiplier: float) -> float:
     One release has losses of the order of 1/σ², so the grid is that much coarser
     where σ is small, or it would take 10⁵ points and seconds. ε rises by some
     thousandth of a percent; whatever the grid, it stays a bound.
-
-    Args:
-      noise_multiplier: σ.
     """
     return 1e-4 * min(10.0, max(1.0, noise_multiplier**-2))
 
 
 def pld_rounding(releases: int) -> float:
-    """A bound on the rounding errors of PLD, in δ.
+    """A bound on the rounding errors of PLD in δ, for so many releases composed.
 
     They can have either sign, so ε may be understated by PLD where δ is of their size.
-
-    Args:
-      releases: how many are composed.
     """
     return _ROUNDING * releases
 

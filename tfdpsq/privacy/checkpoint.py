@@ -173,11 +173,6 @@ def _require_same_settings(
 ) -> None:
     """Refuses settings with which paid steps would be other steps.
 
-    Args:
-      path: the file of the run's seeds.
-      before: the settings in it.
-      settings: those of now.
-
     Raises:
       InputError: names what differs.
       DataError: the file does not say what model and loss computed.
@@ -281,11 +276,7 @@ def save(
 ) -> None:
     """Writes the values after `step` steps, and removes all but the last two files.
 
-    Args:
-      directory: the run's private directory.
-      step: logical steps executed.
-      variables: weights and optimizer, always in the same order.
-      secrets: the run's.
+    `variables` are weights and optimizer, always in the same order.
 
     Raises:
       InputError: the disk is full or the place cannot be written.
@@ -329,13 +320,8 @@ def restore(
 ) -> int | None:
     """Sets the variables to the last state saved.
 
-    Args:
-      directory: the run's private directory.
-      variables: as given to `save`.
-      steps_paid: what the ledger says.
-      secrets: the run's.
-      trained: how many of the variables, the first ones, must be finite: what is
-        trained, as it is in every state of a run that ends if it diverges.
+    They are those given to `save`. The first `trained` of them must be finite: what is
+    trained, as it is in every state of a run that ends if it diverges.
 
     Returns:
       Steps executed in that state; `None` where the run is new.

@@ -47,11 +47,8 @@ class CompiledSteps:
     ):
         """Takes what `train` was given; nothing is traced yet.
 
-        Args:
-          plan: what is run.
-          setup: its loss and model, with an optimizer of the plan.
-          jit_compile: compile with XLA; on several replicas left to the strategy.
-          most: steps in one call at most.
+        One call takes at most `most` steps. `jit_compile` compiles with XLA; on several
+        replicas it is left to the strategy.
 
         Raises:
           InputError: `most` below one; or above it, for coupled rows; more replicas

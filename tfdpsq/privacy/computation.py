@@ -86,11 +86,7 @@ def described(
 
 
 def difference(before: str, now: str) -> str | None:
-    """Says in which operations two descriptions differ.
-
-    Args:
-      before: what `described` returned when a run began.
-      now: what it returns.
+    """Says in which operations two of the texts that `described` returns differ.
 
     Returns:
       A clause for an error message; `None` where they are equal, or of versions that
@@ -141,10 +137,8 @@ class _Functions:
     ) -> str:
         """Returns a digest of the outputs: of all operations that they follow from.
 
-        Args:
-          nodes: of a graph, or of a function.
-          leaves: descriptions of inputs, by name.
-          outputs: tensors, as nodes name their inputs.
+        `leaves` describes inputs, by name; `outputs` are named as nodes name their
+        inputs.
         """
         named = {node.name: node for node in nodes}
         found = dict(leaves)

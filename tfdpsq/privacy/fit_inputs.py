@@ -85,11 +85,7 @@ class _PerRow(keras.losses.Loss):
 
 
 def require_type(name: str, value: Any, kind: type) -> None:
-    """Refuses a value of another type.
-
-    Raises:
-      InputError: names the value and the type.
-    """
+    """Refuses a value of another type."""
     if not isinstance(value, kind):
         raise validation.InputError(
             f"{name} is {validation.shown(value)}; give a {kind.__name__}."
@@ -121,11 +117,7 @@ def checked_directory(
 
 
 def require_options(options: Mapping[str, Any]) -> None:
-    """Refuses options of Keras's `compile` that `fit` could not keep to.
-
-    Raises:
-      InputError: names the option.
-    """
+    """Refuses options of Keras's `compile` that `fit` could not keep to."""
     if options.get("loss_weights") is not None:
         raise validation.InputError(
             f"loss_weights is {validation.shown(options['loss_weights'])}: fit has "
@@ -317,9 +309,6 @@ def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) ->
 
     They get losses of private rows without noise. What they set by these ε would not
     cover, and a killed run could not repeat it under the noise that it repeats.
-
-    Raises:
-      InputError: names the callback.
     """
     for callback in tf.nest.flatten(callbacks):
         name = type(callback).__name__
@@ -346,10 +335,8 @@ def adapted_layers(model: keras.Model, plan: PrivacyPlan, declared: str) -> str:
     Those that were given them when they were made, or loaded, cannot be distinguished
     from others.
 
-    Args:
-      model: the model.
-      plan: the run's; without a guarantee nothing is named.
-      declared: "public" or "private", as the data are; "" if nobody said it.
+    `declared` is "public" or "private", as the data are, or "" if nobody said it. Of a
+    plan without a guarantee nothing is named.
 
     Raises:
       InputError: there are such layers, and nobody said whose data these are.

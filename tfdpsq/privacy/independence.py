@@ -66,14 +66,7 @@ _COUPLED = (
 
 
 def require_nothing_kept(nodes: Iterable[Node]) -> None:
-    """Refuses a loss that could write to a variable, a table, a file or the like.
-
-    Args:
-      nodes: what `replay.traced` returned.
-
-    Raises:
-      InputError: it writes a variable, a table, a queue, a file or the like.
-    """
+    """Refuses a loss that could write to a variable, a table, a file or the like."""
     found = sorted({node.name for node in nodes if _writes(node.op)})
     if found:
         raise validation.InputError(
@@ -449,12 +442,7 @@ def _norm(whole: Sequence[tf.Tensor], *parts: Sequence[tf.Tensor]) -> float:
 
 
 def finite_rows(run: Run, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[rows] bool: where losses are finite, as rows must be that things are tried on.
-
-    Args:
-      run: the loss; see `run_of`.
-      batch: "weights" included.
-    """
+    """[rows] bool: where losses are finite, as they must be on rows for trials."""
     found = run(batch)
     losses = found.losses if isinstance(found, Terms) else found
     return np.isfinite(np.asarray(losses, np.float64))
@@ -468,10 +456,6 @@ def run_of(
 
     Traced, once for all that is tried: run eagerly, a model that keeps its inputs in a
     list would keep rows.
-
-    Args:
-      per_example_losses: as for `make_logical_step`.
-      layers: the model, for its random layers.
     """
     layers = list(layers)
     of_caller = converted(per_example_losses)

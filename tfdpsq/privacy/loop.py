@@ -121,10 +121,7 @@ class Unchanging:
             )
 
     def require_same(self, step: int) -> None:
-        """Refuses what was changed since `mark`.
-
-        Args:
-          step: the number of the next one.
+        """Refuses what was changed since `mark`, before the step of this number.
 
         Raises:
           InputError: a setting of the optimizer, its iterations, or a weight.

@@ -151,11 +151,7 @@ class LogicalStep:
             self.reseed(fresh_seed(self.plan.spec.secure))
 
     def require_secret_noise(self) -> None:
-        """Refuses to certify noise whose seed somebody chose.
-
-        Raises:
-          InputError: a seed was given when this was made.
-        """
+        """Refuses to certify noise whose seed somebody chose."""
         if self.noise_seed_is_given:
             raise validation.InputError(
                 "noise_seed was given to the optimizer. Anyone who guesses it can "
@@ -233,10 +229,7 @@ class LogicalStep:
     ) -> Clipped:
         """The same for rows that read each other, whatever the engine; see `coupled`.
 
-        Args:
-          found: the losses of the whole batch.
-          variables: what to differentiate by.
-          weights: [rows] of the whole batch, 0 for padding.
+        `weights` are those of the whole batch, [rows], 0 for padding.
         """
         if self.plan.spec.private:
             clip_norm = self.plan.spec.clip_norm
@@ -321,12 +314,7 @@ class LogicalStep:
     def update(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> None:
-        """Applies `privatize`'s result, and counts one iteration.
-
-        Args:
-          gradients: per variable, already summed over replicas.
-          variables: what to update.
-        """
+        """Applies `privatize`'s result, and counts one iteration."""
         pairs = [(tf.cast(g, v.dtype), v) for g, v in zip(gradients, variables)]
         self._was_dp_gradients_called = True
         try:

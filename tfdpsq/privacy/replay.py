@@ -225,9 +225,6 @@ def traced(
 def require_repeatable(nodes: Iterable[Node]) -> None:
     """Refuses a loss whose random numbers are neither secret nor repeatable.
 
-    Args:
-      nodes: those that `traced` found.
-
     Raises:
       InputError: it draws random numbers from a state that no saved state holds, and
         whose seed no secret is large enough for.
@@ -254,11 +251,7 @@ def require_draws_of_rows(
     Numbers can be the rows' own if their first dimension is; whether they are used so
     `require_own_draws` tries.
 
-    Args:
-      per_example_losses: as for `traced`, as are the others.
-      batch: a few rows, "weights" included.
-      layers: the model, for its random layers.
-      together: rows that are clipped together.
+    Arguments are those of `traced`, and `together`, the rows that are clipped together.
 
     Raises:
       InputError: names the layer, and the shape of what it draws; or the loss cannot be
@@ -389,14 +382,7 @@ class _Redrawing:
 
 
 def require_seeds_draw(graph: tf.Graph) -> None:
-    """Refuses a seed that is used as a number, which all rows would share.
-
-    Args:
-      graph: of a loss, see `traced`.
-
-    Raises:
-      InputError: names the operation.
-    """
+    """Refuses a seed that is used as a number, which all rows would share."""
     waiting = [op for op in graph.get_operations() if _SEED in op.name.split("/")[:-1]]
     while waiting:
         for output in waiting.pop().outputs:
@@ -424,14 +410,7 @@ def _is_seeded_by(user: tf.Operation, seed: tf.Tensor) -> bool:
 
 
 def require_secret_seeds(graph: tf.Graph) -> None:
-    """Refuses numbers of a seed that no secret key is behind: they are of a place.
-
-    Args:
-      graph: of a loss, see `traced`.
-
-    Raises:
-      InputError: names the operation.
-    """
+    """Refuses numbers of a seed that no secret key is behind: they are of a place."""
     operations = graph.get_operations()
     secret = {op.name for op in operations if _SEED in op.name.split("/")[:-1]}
     for op in operations:  # inputs come before what takes them

@@ -138,13 +138,8 @@ def make_microbatch_sum(
 ) -> Callable[[Batch, tf.Tensor, tf.Tensor], Clipped]:
     """Builds what the logical step adds up, for trying it before anything is spent.
 
-    Args:
-      per_example_losses: as for `make_logical_step`, as are the others.
-      variables: the trainable variables.
-      optimizer: made by `make_optimizer`; nothing of it is changed.
-      rows: of the microbatch.
-      layers: the model.
-      rows_are_independent: whether row i's loss depends on row i alone.
+    Arguments are those of `make_logical_step`, but for `rows`, the microbatch's.
+    Nothing of the optimizer is changed.
 
     Returns:
       A function of (batch, apart, dropout). `apart`, a scalar bool: take the units one

@@ -120,14 +120,10 @@ def try_setup(
 ) -> replay.Traced:
     """Tries whether the noise covers what a row changes, before a step is paid for.
 
-    Args:
-      setup: loss and model; nothing of them is changed.
-      rows: of the data.
-      batch: a few of them.
-      declared: whether rows are said to depend on each other. Then independence is not
-        tried, but engine "fast" must find every loss on copies of its own.
-      repeats: whether a killed run repeats steps.
-      also_tried: numbers of more rows to compute the loss of.
+    Where rows are `declared` to depend on each other, independence is not tried, but
+    engine "fast" must find every loss on copies of its own. `repeats` says whether a
+    killed run repeats steps. Of the rows numbered `also_tried` the loss is computed,
+    too. Nothing of `setup` is changed.
 
     Returns:
       What the loss computes.
@@ -221,9 +217,6 @@ def require_own_rows(rows: Rows) -> None:
     them puts row 0, drawn or not, in the places of those that were drawn. So a few rows
     are taken in falling order, the smallest twice, and each by itself. Rows that are
     drawn at random, or that follow from those taken before, could not be compared.
-
-    Raises:
-      InputError: names the field that changed.
     """
     at = np.unique(rows.first_numbers())[-_TRIED:]
     whole, again = _copied(rows.take(at)), rows.take(at)
@@ -312,10 +305,6 @@ def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
 
     Rows as wide as the longest of a batch would tell each of them of the others.
 
-    Args:
-      take: as for `train`.
-      tried: what `Rows.few` returned.
-
     Raises:
       InputError: by what is returned, before the step is paid for.
     """
@@ -340,11 +329,7 @@ def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
 def require_same_rows(
     once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]
 ) -> None:
-    """Refuses rows that change when they are taken a second time.
-
-    Raises:
-      InputError: names the field that changed.
-    """
+    """Refuses rows that change when they are taken a second time."""
     for name, values in once.items():
         other = again.get(name)
         if other is None or content(values) != content(other):

@@ -112,15 +112,7 @@ def any_of(*flags: bool) -> list[bool]:
 
 
 def require_same(digest: bytes, what: str) -> None:
-    """Ends all workers where one has something else than the others.
-
-    Args:
-      digest: of what all must have.
-      what: names it, for the error.
-
-    Raises:
-      InputError: on all workers, where their digests differ.
-    """
+    """Ends all workers where one has something else than the others."""
     if len(set(gathered(digest))) > 1:
         raise validation.InputError(
             f"{what} are not the same on all workers, so that they would take "
@@ -133,12 +125,6 @@ def require_same_rows(batches: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Ends all workers where one is about to take a step on other rows.
 
     Were their rows not the same, one row could be in two workers' shares.
-
-    Args:
-      batches: of the next steps, whole.
-
-    Raises:
-      InputError: as `require_same`.
     """
     if not several():
         return

@@ -33,12 +33,7 @@ class AppendOnlyFile:
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Takes over a descriptor; to be made by `AppendOnlyFile.open`.
-
-        Args:
-          path: the file, absolute.
-          descriptor: of the file, opened for appending, locked.
-        """
+        """Takes over a descriptor, opened for appending and locked; `open` calls it."""
         self.path = path
         self._descriptor: int | None = descriptor
         self._size = os.fstat(descriptor).st_size
@@ -92,10 +87,7 @@ class AppendOnlyFile:
         self._size = size
 
     def replace(self, first: bytes) -> None:
-        """Puts a new file, locked as well, in this one's place.
-
-        Args:
-          first: what the new file begins with.
+        """Puts a new file, locked as well and begun by `first`, in this one's place.
 
         Raises:
           InputError: the file is closed, was deleted, or the new one cannot be
@@ -111,10 +103,7 @@ class AppendOnlyFile:
         self._size = len(first)
 
     def append(self, line: bytes) -> None:
-        """Adds a line, which is on the device when this returns.
-
-        Args:
-          line: the line, with its newline.
+        """Adds a line, newline included, which is on the device when this returns.
 
         Raises:
           InputError: the file is closed, was deleted, or cannot be written (the

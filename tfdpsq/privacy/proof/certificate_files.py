@@ -94,22 +94,13 @@ def digest_in(marked: pathlib.Path) -> Any:
 
 
 def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
-    """Returns the entry of a JSON file that is to be marked: `MARK`, or nothing.
-
-    Args:
-      directory: where a certificate may be.
-    """
+    """Returns the entry of a JSON file that is to be marked: `MARK`, or nothing."""
     path = pathlib.Path(directory) / FILE_NAME
     return {MARK: load_certificate(path)["digest"]} if path.is_file() else {}
 
 
 def stated(path: pathlib.Path, key: str) -> Any:
-    """Reads what a JSON file states; `None` where it states nothing, or is missing.
-
-    Args:
-      path: the file.
-      key: of its object.
-    """
+    """Reads an entry of a JSON file; `None` where there is none, or no file."""
     try:
         values = validation.parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):  # its own reader says what is wrong with it

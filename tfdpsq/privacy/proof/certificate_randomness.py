@@ -52,11 +52,7 @@ def not_covered(plan: PrivacyPlan) -> str:
 
 
 def randomness(plan: PrivacyPlan) -> dict[str, Any]:
-    """The entry that says what random numbers were drawn with.
-
-    Args:
-      plan: what was run.
-    """
+    """The entry that says what random numbers were drawn with."""
     if not plan.spec.secure:
         return {
             "secure": False,

@@ -26,9 +26,6 @@ def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
 
     Nothing else in it is looked at: `verify_certificate` compares the rest.
 
-    Args:
-      certificate: as `make_certificate` gives it.
-
     Raises:
       InputError: they describe none.
     """
@@ -57,9 +54,6 @@ def _plan(fields: Any, maximum: Any, sigma: Any, steps: Any) -> tuple[PrivacyPla
 
 def selection_of(certificate: Mapping[str, Any]) -> Selection:
     """The selection that a certificate's free entries describe.
-
-    Args:
-      certificate: as `make_selection_certificate` gives it.
 
     Raises:
       InputError: they describe none.
@@ -124,9 +118,6 @@ def _run(name: str, entry: Any) -> TrainedRun:
 def continuation_of(certificate: Mapping[str, Any]) -> Continuation:
     """The continuation that a certificate's free entries describe.
 
-    Args:
-      certificate: as `make_continuation_certificate` gives it.
-
     Raises:
       InputError: they describe none.
     """
@@ -189,11 +180,7 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
 
 
 def require_one_kind(certificate: Mapping[str, Any]) -> None:
-    """Refuses a certificate of a selection that would be a continuation as well.
-
-    Raises:
-      InputError: it has the entries of both.
-    """
+    """Refuses a certificate of a selection that would be a continuation as well."""
     if "selection" in certificate and "continuation" in certificate:
         raise validation.InputError(
             "there are entries of a selection and of a continuation, but a run that "

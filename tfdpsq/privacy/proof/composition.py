@@ -295,10 +295,6 @@ def run_key(head: str | None, otherwise: str) -> str:
     """Names a run: by the head of its ledger, or what else tells it from all others.
 
     A head is a text that a forger can choose; the two kinds of names never meet.
-
-    Args:
-      head: of the ledger, if it has one.
-      otherwise: such as the digest of its certificate.
     """
     return f"ledger {head}" if head else f"run {otherwise}"
 
@@ -393,15 +389,7 @@ def separates(disjoint: str, unit: str) -> bool:
 
 
 def require_one_run(release: Release, places: Sequence[str]) -> None:
-    """Refuses equal certificates of which nobody can say whether they are of one run.
-
-    Args:
-      release: what one of them costs.
-      places: where they were found.
-
-    Raises:
-      InputError: a run without a ledger head is found in several places.
-    """
+    """Refuses equal certificates of which nobody can say if they are of one run."""
     if release.nameless and len(places) > 1:
         raise validation.InputError(
             f"{places[0]} and {places[1]} hold equal certificates without a ledger "

@@ -198,11 +198,7 @@ def _followed(
 
 
 def _require_parent(certificate: Mapping[str, Any]) -> None:
-    """Refuses a certificate whose parent does not hold: nothing follows from it.
-
-    Raises:
-      InputError: the first problem of the parent.
-    """
+    """Refuses a certificate whose parent does not hold: nothing follows from it."""
     parent = entry_at(certificate, _PARENT)
     if not isinstance(parent, Mapping):
         raise validation.InputError(

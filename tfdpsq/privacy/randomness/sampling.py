@@ -294,12 +294,7 @@ class UserSampler:
     """
 
     def __init__(self, units: UnitSampler, groups: Groups, rows_per_unit: int = 1):
-        """Prepares the sampler; nothing is drawn yet.
-
-        Args:
-          units: draws the users.
-          groups: the rows of each user.
-          rows_per_unit: k.
+        """Prepares the sampler, k being `rows_per_unit`; nothing is drawn yet.
 
         Raises:
           InputError: k below 1, or `units` draws from another number of users.
@@ -348,12 +343,7 @@ class DealtSampler:
     """
 
     def __init__(self, units: PoissonSampler, groups: int, capacity: int):
-        """Prepares the sampler; nothing is drawn yet.
-
-        Args:
-          units: draws the units.
-          groups: G.
-          capacity: c, units that a group can hold.
+        """Prepares the sampler of G `groups` of `capacity` c; nothing is drawn yet.
 
         Raises:
           InputError: a number below 1.

@@ -76,11 +76,7 @@ class SecureSource:
         return SecureStream(self._subkeys[purpose], nonce)
 
     def seed(self, purpose: str) -> int:
-        """128 bits for another generator, which tell nothing about the key.
-
-        Args:
-          purpose: one of `PURPOSES`.
-        """
+        """128 bits for another generator, which tell nothing about the key."""
         return int.from_bytes(self._subkeys[purpose][:16], "big")
 
     def _derived(self, purpose: str) -> bytes:
@@ -99,12 +95,7 @@ class SecureStream:
     """
 
     def __init__(self, key: bytes, nonce: bytes):
-        """Begins the keystream.
-
-        Args:
-          key: 32 bytes.
-          nonce: 12 bytes.
-        """
+        """Begins the keystream of a key of 32 bytes and a nonce of 12."""
         ciphers, _, _ = _cryptography()
         chacha = ciphers.algorithms.ChaCha20(key, bytes(4) + nonce)
         self._cipher = ciphers.Cipher(chacha, mode=None).encryptor()
@@ -185,11 +176,7 @@ class SecureStream:
 
 
 def require() -> None:
-    """Refuses secure mode where its generator is not installed.
-
-    Raises:
-      InputError: says what to install.
-    """
+    """Refuses secure mode where its generator is not installed."""
     _cryptography()
 
 
