@@ -250,14 +250,13 @@ def open_job(
     pipeline_checks.check_settings(config)
     given, config = config, _with_pairs(config, directory)
     beir = pipeline_data.validated(config)
-    pipeline_data.check_data(config, devices)
+    plans = pipeline_data.check_data(config, devices)
     if config.audit_epsilons:
         check_audit(config, beir)
     if spending.is_limited():
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
-        plans = pipeline_data.plans_of(config).items()
         spending.require_job_within(
-            {name: plan for name, plan in plans if not (made / name).exists()}
+            {name: plan for name, plan in plans.items() if not (made / name).exists()}
         )
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, given, pipeline_checks.USED_BY)

@@ -68,13 +68,15 @@ def _splits_of(
     return tuple(dict.fromkeys(named.values()))
 
 
-def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> None:
+def check_data(
+    config: ml_collections.ConfigDict, devices: strategy.Devices
+) -> dict[str, privacy.PrivacyPlan]:
     """Refuses plans that do not fit the pairs, and a featurizer that is not there.
 
     `devices` are those of the job; plans must fit them, too.
 
-    Raises:
-      InputError: names the setting.
+    Returns:
+      The plans of all rows, also of those without privacy, by the names of outputs.
     """
     similarity.check_models(config.evaluate.similarity)
     documents = sources.open_beir(config.data).documents()
@@ -89,10 +91,10 @@ def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> 
     own, epsilons = config.finetune, config.epsilons
     if config.histogram_epsilon:  # these have plans of their own
         epsilons = [epsilon for epsilon in epsilons if math.isinf(epsilon)]
-    units = check_generators(config.data, epsilons, own, "finetune", devices)
+    units, plans = check_generators(config.data, epsilons, own, "finetune", devices)
     if config.histogram_epsilon:
         with pipeline_checks.of_stage("finetune"):
-            _with_histogram(config, units)
+            plans.update(_with_histogram(config, units))
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
@@ -100,9 +102,11 @@ def check_data(config: ml_collections.ConfigDict, devices: strategy.Devices) -> 
             units = private_training.Units(source.count, None, True)
             stage = _direct_stage(config, epsilon)
             usable = direct_training.usable(stage, devices)
-            direct_training.plan_on(stage, units, usable)
+            name = f"retriever_direct_{layout.epsilon_row(epsilon)}"
+            plans[name] = direct_training.plan_on(stage, units, usable)
     if config.embeddings:
-        _check_embeddings(config)
+        plans.update(_check_embeddings(config))
+    return plans
 
 
 def check_generators(
@@ -111,22 +115,15 @@ def check_generators(
     own: ml_collections.ConfigDict,
     name: str,
     devices: strategy.Devices,
-) -> private_training.Units:
+) -> tuple[private_training.Units, dict[str, privacy.PrivacyPlan]]:
     """Plans generators, and refuses plans that do not fit the pairs or the devices.
 
-    Args:
-      pairs: what they are trained on.
-      epsilons: theirs.
-      own: settings of training.
-      name: where they stand, for the errors.
-      devices: those of the job.
+    `name` is where the settings of training, `own`, stand, for the errors.
 
     Returns:
-      The units of the pairs.
-
-    Raises:
-      InputError: names the setting.
+      The units of the pairs, and the plans by the names of outputs.
     """
+    plans = {}
     source = sources.load_source(pairs, own.split, own.unit)
     with pipeline_checks.of_stage(name):
         devices.require_share(own.batch_size)
@@ -134,8 +131,9 @@ def check_generators(
         for epsilon in epsilons:
             spec = private_training.spec_of(own, units, epsilon=float(epsilon))
             private_training.require_microbatches(own, spec, devices.replicas)
-            privacy.make_plan(spec)
-    return units
+            output = f"generator_{layout.epsilon_name(epsilon)}"
+            plans[output] = privacy.make_plan(spec)
+    return units, plans
 
 
 def check_canaries(
@@ -149,17 +147,8 @@ def check_canaries(
 ) -> None:
     """Refuses training on canaries as they are: their units, and lengths that cut them.
 
-    Args:
-      made: what `canaries` wrote.
-      epsilons: of generators that are trained on it.
-      own: settings of training.
-      name: where they stand, for the errors.
-      audit: settings of the audit.
-      vocabulary: of the generators.
-      devices: those of the job.
-
-    Raises:
-      InputError: names the setting.
+    `made` is what `canaries` wrote; `name` is where the settings of training, `own`,
+    stand, for the errors.
     """
     data = made / canary_set.DATA
     pipeline_checks.require_whole_users(name, own, own.unit)
@@ -183,8 +172,10 @@ def check_canaries(
         )
 
 
-def _check_embeddings(config: ml_collections.ConfigDict) -> None:
-    """Refuses embeddings that lack a text, and plans that do not fit the pairs."""
+def _check_embeddings(
+    config: ml_collections.ConfigDict,
+) -> dict[str, privacy.PrivacyPlan]:
+    """Refuses embeddings that lack a text; returns the plans of their adapters."""
     beir, own = sources.open_beir(config.data), config.adapter
     documents, queries = (
         each.places() for each in pipeline_checks.open_embeddings(config)
@@ -195,9 +186,12 @@ def _check_embeddings(config: ml_collections.ConfigDict) -> None:
         if config.adapter_epsilons:
             pairs = sources.load_source(config.data, own.split).read()
             queries.of(pair.query_id for pair in pairs)
+    plans = {}
     for epsilon in config.adapter_epsilons:
         with pipeline_checks.of_stage("adapter"):
-            _adapter_plan(config, epsilon)
+            name = f"{pipeline_checks.ADAPTER}_{layout.epsilon_row(epsilon)}"
+            plans[name] = _adapter_plan(config, epsilon)
+    return plans
 
 
 def _adapter_plan(
@@ -264,33 +258,6 @@ def check_prepared(
         pairs = sources.source_fingerprint(config.data, private)
         hard_negatives.origin(own.hard_negatives, source, pairs)
         hard_negatives.NegativeTable(own.hard_negatives, source)
-
-
-def plans_of(
-    config: ml_collections.ConfigDict,
-) -> dict[str, privacy.PrivacyPlan]:
-    """Returns the plans of all runs that a job releases, by the names of outputs."""
-    own, plans = config.finetune, {}
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.units_of(source, own.unit, own.user_field)
-    if config.histogram_epsilon:
-        plans.update(_with_histogram(config, units))
-    else:
-        for epsilon in filter(math.isfinite, config.epsilons):
-            spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-            name = f"generator_{layout.epsilon_name(epsilon)}"
-            plans[name] = privacy.make_plan(spec)
-    own = config.direct
-    source = sources.load_source(config.data, own.split, own.unit)
-    units = private_training.Units(source.count, None, True)
-    for epsilon in filter(math.isfinite, config.direct_epsilons):
-        name = f"retriever_direct_{layout.epsilon_row(epsilon)}"
-        stage = _direct_stage(config, epsilon)
-        plans[name] = direct_training.make_plan(stage, units)
-    for epsilon in filter(math.isfinite, config.adapter_epsilons):
-        name = f"{pipeline_checks.ADAPTER}_{layout.epsilon_row(epsilon)}"
-        plans[name] = _adapter_plan(config, epsilon)
-    return plans
 
 
 def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
