@@ -34,15 +34,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from absl import app, flags
 
-from absl import app, flags  # noqa: E402
-
-from tfdpsq import validation  # noqa: E402
-from tfdpsq.privacy.proof import budget as budgets  # noqa: E402
-from tfdpsq.privacy.proof import composition  # noqa: E402
-from tfdpsq.privacy.proof.certificate import parents_of  # noqa: E402
-from tfdpsq.run.core import command, spending  # noqa: E402
+from tfdpsq import validation
+from tfdpsq.privacy.proof import budget as budgets
+from tfdpsq.privacy.proof import composition
+from tfdpsq.privacy.proof.certificate import parents_of
+from tfdpsq.run.core import command, spending
 
 _USAGE = (
     "usage: python -m tfdpsq.run.budget [NAME=]DIRECTORY... [--disjoint=time|user] "

@@ -39,20 +39,18 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from absl import app, flags
 
-from absl import app, flags  # noqa: E402
-
-from tfdpsq import retriever, validation  # noqa: E402
-from tfdpsq.data import Tokenizer, any_files, export, read_manifest  # noqa: E402
-from tfdpsq.data.files import atomic_write, write_json  # noqa: E402
-from tfdpsq.data.tokenization import PROMPT, VOCABULARY_FILE  # noqa: E402
-from tfdpsq.generator import (  # noqa: E402
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer, any_files, export, read_manifest
+from tfdpsq.data.files import atomic_write, write_json
+from tfdpsq.data.tokenization import PROMPT, VOCABULARY_FILE
+from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
     ctranslate2_export,
 )
-from tfdpsq.generator.checkpoints import (  # noqa: E402
+from tfdpsq.generator.checkpoints import (
     fast_tokenizer,
     huggingface,
     keras_preset,
@@ -60,10 +58,10 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     t5x,
     weights,
 )
-from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.privacy.proof import certificate_files  # noqa: E402
-from tfdpsq.retriever import onnx_export  # noqa: E402
-from tfdpsq.run.core import (  # noqa: E402
+from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.retriever import onnx_export
+from tfdpsq.run.core import (
     command,
     layout,
     records,
@@ -71,7 +69,7 @@ from tfdpsq.run.core import (  # noqa: E402
     sources,
     workdir,
 )
-from tfdpsq.run.reporting import data_card  # noqa: E402
+from tfdpsq.run.reporting import data_card
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,

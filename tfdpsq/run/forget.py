@@ -47,15 +47,13 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from absl import app, flags
 
-from absl import app, flags  # noqa: E402
-
-from tfdpsq import validation  # noqa: E402
-from tfdpsq.data.shards import PASS_FILE  # noqa: E402
-from tfdpsq.privacy import checkpoint  # noqa: E402
-from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
-from tfdpsq.run.core import (  # noqa: E402
+from tfdpsq import validation
+from tfdpsq.data.shards import PASS_FILE
+from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.proof import certificate_files, ledger, reads
+from tfdpsq.run.core import (
     command,
     layout,
     locks,

@@ -40,15 +40,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from absl import app, flags
 
-from absl import app, flags  # noqa: E402
-
-from tfdpsq import validation  # noqa: E402
-from tfdpsq.data.shards import PASS_FILE  # noqa: E402
-from tfdpsq.privacy import checkpoint  # noqa: E402
-from tfdpsq.privacy.proof import ledger  # noqa: E402
-from tfdpsq.run.core import (  # noqa: E402
+from tfdpsq import validation
+from tfdpsq.data.shards import PASS_FILE
+from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.proof import ledger
+from tfdpsq.run.core import (
     command,
     layout,
     locks,
@@ -56,7 +54,7 @@ from tfdpsq.run.core import (  # noqa: E402
     progress,
     workdir,
 )
-from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured  # noqa: E402
+from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured
 
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")

@@ -22,16 +22,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from absl import app, flags
 
-from absl import app, flags  # noqa: E402
-
-from tfdpsq import validation  # noqa: E402
-from tfdpsq.privacy.proof import certificate as certificates  # noqa: E402
-from tfdpsq.privacy.proof import certificate_files, verification  # noqa: E402
-from tfdpsq.privacy.proof.certified import continuation_of  # noqa: E402
-from tfdpsq.privacy.proof.ledger import read_ledger  # noqa: E402
-from tfdpsq.run.core import command  # noqa: E402
+from tfdpsq import validation
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import certificate_files, verification
+from tfdpsq.privacy.proof.certified import continuation_of
+from tfdpsq.privacy.proof.ledger import read_ledger
+from tfdpsq.run.core import command
 
 _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE|DIRECTORY [--ledger=LEDGER]\n"
 

@@ -103,7 +103,6 @@ def main(
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
             preemption.finished()
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parse = functools.partial(
         _parse, sharded=sharded, has_default=declaration is not None
     )
@@ -126,7 +125,6 @@ def program(started: Callable[[], None]) -> None:
         with _reported_errors():
             started()
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     app.run(
         run, flags_parser=functools.partial(_parse, sharded=False, has_default=False)
     )
