@@ -112,8 +112,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         beside some without.
       DataError: malformed data.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     private = releases.private_directory(directory, config.private_directory)
     _check(config, private, directory)
     output = releases.Output(

@@ -119,8 +119,7 @@ def run(
       InputError: bad settings or data, before any budget is spent; or all points
         diverged.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     for name, stage in choice_points.check(config):
         releases.require_short(f"{pathlib.Path(directory).name}-{name}")
         settings.check(stage, finetune.SETTINGS, f"points.{name}")

@@ -66,8 +66,7 @@ def run(
         queries that must not be read, or an output outside the private directory.
       DataError: malformed data.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     texts = config.texts
     inputs = embedding.check(config.retriever, config.vocabulary)
     asked: query_sets.QuerySet | None = None

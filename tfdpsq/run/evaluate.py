@@ -114,8 +114,7 @@ def run(
       InputError: bad settings, or a missing system.
       DataError: malformed data.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     output = releases.Output(
         directory,
         releases.PRIVATE,

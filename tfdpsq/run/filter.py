@@ -108,8 +108,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         left.
       DataError: a damaged set.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     _check(config)
     output = releases.Output(
         directory,

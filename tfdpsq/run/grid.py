@@ -89,8 +89,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     Raises:
       InputError: an unknown field, or bad settings or data.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     acting.require_unfilled(
         config[config.stage],
         _STAGES[config.stage].SETTINGS,

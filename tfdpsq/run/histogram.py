@@ -104,8 +104,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         spent.
       DataError: malformed data.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     if sources.is_free(config.pairs):
         raise validation.InputError(
             f"pairs is {config.pairs}, a synthetic or public set: counts of it need no "

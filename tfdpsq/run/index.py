@@ -78,8 +78,7 @@ def run(
       InputError: bad settings; a base made by another retriever, or in another dtype.
       DataError: malformed data, or a damaged base.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     inputs = embedding.check(config.retriever, config.vocabulary)
     certificate = embedding.certificate_of(config.retriever)
     base = sources.fetched(config.base) if config.base else ""

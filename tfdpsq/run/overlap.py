@@ -131,8 +131,7 @@ def run(
         mode.
       DataError: malformed data, here or in the corpus.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     _check(config)
     private_queries = QUERIES in config.texts
     output = releases.Output(

@@ -115,8 +115,7 @@ def run(
       DataError: malformed documents; for "pydocs", further text with one of the
         benchmark's queries. Names file and line.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     holds = "a T5 of public documents"
     output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)

@@ -232,8 +232,7 @@ def check(
         for size in sorted(sizes)
     }
     for where, own in of_sizes.items():
-        settings.check(own, finetune.SETTINGS, where)
-        acting.require_acting(own, finetune.SETTINGS, finetune.ACTING, where)
+        acting.check(own, finetune.SETTINGS, finetune.ACTING, where)
         pipeline_checks.require_whole_users(where, own, own.unit)
     with pipeline_checks.of_stage("job"):
         beir = pipeline_data.validated(job)

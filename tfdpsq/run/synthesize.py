@@ -131,8 +131,7 @@ def run(
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     corpus_shards.require_declared(config)
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     tokenizer = Tokenizer(vocabulary)

@@ -116,8 +116,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
       DivergedError: training diverged. The adapter of the last good step is in
         `directory`, with the certificate of all that was paid.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     config = adapter_training.resolved(config)
     if sources.is_free(config.pairs):
         raise validation.InputError(

@@ -132,8 +132,7 @@ def run(
       DivergedError: training diverged. The retriever of the last good step is in
         `directory`, with the certificate of all that was paid.
     """
-    settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ACTING)
     if config.method == "plain" and math.isfinite(float(config.epsilon)):
         raise validation.InputError(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "

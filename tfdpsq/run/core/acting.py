@@ -15,6 +15,7 @@ places never change a result.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -45,10 +46,18 @@ class Only:
 
     def covers(self, name: str) -> bool:
         """Returns whether a dotted name is one of the settings."""
-        return any(
-            name == each or (each.endswith(".*") and name.startswith(each[:-1]))
-            for each in self.names.split()
-        )
+        return any(fnmatch.fnmatchcase(name, each) for each in self.names.split())
+
+
+def check(
+    config: ml_collections.ConfigDict,
+    declaration: Any,
+    rules: Iterable[Only],
+    where: str = "",
+) -> None:
+    """Refuses a config that breaks its declaration, then what has no effect in it."""
+    settings.check(config, declaration, where)
+    require_acting(config, declaration, rules, where)
 
 
 def require_acting(
@@ -59,14 +68,8 @@ def require_acting(
 ) -> None:
     """Refuses a changed setting that has no effect in this config.
 
-    Args:
-      config: of a stage, checked by `settings.check`.
-      declaration: of the same.
-      rules: the settings that depend on others.
-      where: dotted name of the stage's config in a larger one, for the error.
-
-    Raises:
-      InputError: names the setting, its value, and the other one.
+    The config has passed `settings.check`. `where` is its dotted name in a larger one,
+    for the error.
     """
     before = f"{where}." if where else ""
     idle = [rule for rule in rules if not rule.holds(config)]
@@ -93,15 +96,8 @@ def require_unfilled(
 ) -> None:
     """Refuses a value for a setting that a job fills in for its stage.
 
-    Args:
-      config: of the stage, inside the job's.
-      declaration: of the stage.
-      filled: dotted names of the settings.
-      where: name of the stage's config in the job's.
-      by: what fills them in, for the error.
-
-    Raises:
-      InputError: names the setting and its value.
+    `filled` are dotted names of settings; `where` is the name of the stage's config in
+    the job's, and `by` what fills them in, for the error.
     """
     initial = dict(defaults(declaration))
     for name in filled:
@@ -118,13 +114,7 @@ def require_shape(
 ) -> None:
     """Refuses a T5's shape that the weights in `init` do not have.
 
-    Args:
-      config: of a stage with `init` and `t5`.
-      declaration: of `t5`.
-      shape: the `T5Config` of the model that was made or loaded.
-
-    Raises:
-      InputError: names the first setting that differs from the model and its default.
+    `declaration` is that of `config.t5`, and `shape` the `T5Config` of the model.
     """
     for name, default in defaults(declaration):
         value, found = config.t5[name], getattr(shape, name)
