@@ -356,30 +356,49 @@ class Rows:
     def synthetic_set(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
         """Returns the set that a row's generator wrote."""
         assert row.epsilon is not None
-        free = math.isfinite(row.epsilon)
         name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
+        names = f"seed{seed}_generator_{name}", f"seed{seed}_synthetic_{name}"
+        free = math.isfinite(row.epsilon)
+        return self._generated(row, names, free, self.data, seed)[1]
+
+    def _generated(
+        self,
+        row: reproduce_rows.Row,
+        names: tuple[str, str],
+        free: bool,
+        pairs: str,
+        seed: int,
+        **changed: Any,
+    ) -> tuple[pathlib.Path, pathlib.Path]:
+        """Returns a row's generator, trained on `pairs`, and the set that it wrote.
+
+        `names` are those of the two outputs; `changed` are settings of training.
+        """
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
             reproduce_models.of_size(self.config, row.size),
-            f"seed{seed}_generator_{name}",
+            names[0],
             free,
-            pairs=self.data,
+            pairs=pairs,
             init=self.model(row.size),
             epsilon=row.epsilon,
             **common,
+            **changed,
         )
+        length = {k: v for k, v in changed.items() if k == "query_length"}
         written = self._run(
             synthesize,
             self.job.synthesize,
-            f"seed{seed}_synthetic_{name}",
+            names[1],
             free,
             generator=str(generator),
             corpus=self.data,
             prompt=self.job.finetune.prompt,
             **common,
+            **length,
         )
-        return written / layout.SET
+        return generator, written / layout.SET
 
     def retriever(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
         """Returns a row's retriever."""
@@ -514,30 +533,10 @@ class Rows:
         assert row.epsilon is not None
         made = self._canaries()
         name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
-        changed = self._of_audit(row)
-        common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
-        generator = self._run(
-            finetune,
-            reproduce_models.of_size(self.config, row.size),
-            f"audited_{name}",
-            False,
-            pairs=str(made / canary_set.DATA),
-            init=self.model(row.size),
-            epsilon=row.epsilon,
-            **common,
-            **changed,
-        )
-        length = {k: v for k, v in changed.items() if k == "query_length"}
-        written = self._run(
-            synthesize,
-            self.job.synthesize,
-            f"audited_{name}_synthetic",
-            False,
-            generator=str(generator),
-            corpus=self.data,
-            prompt=self.job.finetune.prompt,
-            **common,
-            **length,
+        names = f"audited_{name}", f"audited_{name}_synthetic"
+        data = str(made / canary_set.DATA)
+        generator, written = self._generated(
+            row, names, False, data, 0, **self._of_audit(row)
         )
         return self._run(
             audit,
@@ -546,7 +545,7 @@ class Rows:
             False,
             canaries=str(made),
             generator=str(generator),
-            synthetic=str(written / layout.SET),
+            synthetic=str(written),
             seed=0,
         )
 
