@@ -47,7 +47,15 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.layers.t5 import SIZES
 from tfdpsq.run import finetune, pipeline, synthesize
-from tfdpsq.run.core import command, outputs, releases, settings, sources, streams
+from tfdpsq.run.core import (
+    command,
+    outputs,
+    pipeline_checks,
+    releases,
+    settings,
+    sources,
+    streams,
+)
 from tfdpsq.run.estimation import finetuning, rates, step
 from tfdpsq.run.estimation.costs import (
     Devices,
@@ -178,7 +186,7 @@ def work_of(
         + len(config.direct_epsilons)
         + bool(config.embeddings)
         + len(config.adapter_epsilons),
-        rerankers=_rerankers(config),
+        rerankers=len(pipeline_checks.rerankers_of(config)),
         reranked=min(config.evaluate.rerank.depth, documents),
         # At most a public pair for each document.
         fitted=min(config.evaluate.rerank.fit_queries, documents)
@@ -204,13 +212,6 @@ def _documents_written_for(
             stage.corpus = config.data
         documents = min(documents, len(synthesize.training_documents(stage)))
     return min(documents, stage.max_documents or documents)
-
-
-def _rerankers(config: ml_collections.ConfigDict) -> int:
-    """Returns how many generators rerank: each, and the public T5 if there is one."""
-    if not config.rerank:
-        return 0
-    return len(config.epsilons) + bool(config.init or config.pretrain.steps)
 
 
 def run(
@@ -294,7 +295,7 @@ def _measure(
 ) -> None:
     """Adds missing rates by measuring, one model in memory at a time."""
     needed = set(_GIVEN) - set(found)
-    if not _rerankers(job):
+    if not pipeline_checks.rerankers_of(job):
         needed.discard("likelihoods")
     seconds = options.seconds
     if needed & {"queries", "documents", "likelihoods"}:
@@ -349,7 +350,7 @@ def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
         "documents": f"{known.documents:.3g} documents encoded a second",
         "retriever_steps": f"{known.retriever_steps:.3g} steps of a retriever a second",
     }
-    if _rerankers(job):
+    if pipeline_checks.rerankers_of(job):
         of["likelihoods"] = f"{known.likelihoods:.3g} pairs reranked a second"
     lines = [
         f"One device does {what} ({origin.get(name, 'measured here')})."
