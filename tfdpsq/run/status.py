@@ -52,6 +52,7 @@ from tfdpsq.run.core import (
     locks,
     point_log,
     progress,
+    releases,
     workdir,
 )
 from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured
@@ -59,9 +60,6 @@ from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
 
-_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
-# State of an unfinished pretraining, and of a pass that is not merged.
-_LEFT = re.compile(r"\.(.+)\.(?:state|shards)")
 # Folders of a workdir that contain stages, besides itself.
 _FOLDERS = (
     "release",
@@ -262,11 +260,12 @@ def _what(path: pathlib.Path) -> tuple[str | None, str, list[int]]:
     """Returns the stage that a path belongs to, its state, and its processes."""
     if (path / workdir.STAGE_FILE).is_file() and not path.name.startswith("."):
         return path.name, DONE, []
-    partial, left = _PARTIAL.fullmatch(path.name), _LEFT.fullmatch(path.name)
-    found = partial or left
+    found = releases.UNFINISHED.fullmatch(path.name)
     if found is None or not path.is_dir():
         return None, LEFT, []
-    processes = locks.holders([path] if partial else path.glob(".*.lock"))
+    # The state of a pretraining and the shards of a pass have locks inside.
+    inside = found[2] in ("state", "shards")
+    processes = locks.holders(path.glob(".*.lock") if inside else [path])
     return found[1], RUNNING if processes else INTERRUPTED, processes
 
 
