@@ -6,7 +6,7 @@ import pytest
 import tiny_grid as _grid
 
 from tfdpsq import privacy
-from tfdpsq.run import choose, finetune
+from tfdpsq.run import choose, finetune, synthesize
 from tfdpsq.run.core import records, sources, workdir
 from tfdpsq.run.training import choice_points, private_training
 
@@ -99,4 +99,4 @@ def test_the_weights_are_those_that_the_certificate_names(base, tmp_path, points
 
 def test_a_point_writes_with_the_prompt_it_was_trained_with(base):
     config = _grid.config(base, finetune__prompt="Ask: ")
-    assert choose._writing(config.synthesize, config.finetune).prompt == "Ask: "
+    assert synthesize.writing(config.synthesize, config.finetune).prompt == "Ask: "

@@ -45,16 +45,10 @@ import tensorflow as tf
 
 from tfdpsq import evaluation, privacy, validation
 from tfdpsq.data import Document, Pair, Tokenizer, atomic_write
-from tfdpsq.generator import (
-    SamplingConfig,
-    SynthesisConfig,
-    T5QueryGenerator,
-    synthesize,
-)
-from tfdpsq.generator.sampling import LEAST_TEMPERATURE
+from tfdpsq.generator import T5QueryGenerator, synthesis
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
-from tfdpsq.run import finetune
+from tfdpsq.run import finetune, synthesize
 from tfdpsq.run.core import (
     acting,
     command,
@@ -84,11 +78,8 @@ SETTINGS: settings.Declaration = {
     "variants": settings.Checked({"all": {}}, grid_points.check_variants),
     "axes": settings.Checked((("learning_rate", (1e-3,)),), grid_points.check_axes),
     "synthesize": {
-        "temperature": settings.Number(1.0, LEAST_TEMPERATURE, 1e6, zero=True),
-        "top_k": settings.Integer(0, 0),
-        "top_p": settings.Number(0.8, 0, 1, low_open=True),
-        "batch_size": settings.Integer(64),
-        "seed": settings.Integer(0, 0, settings.SEED),
+        name: synthesize.SETTINGS[name]
+        for name in ("temperature", "top_k", "top_p", "batch_size", "seed")
     },
 }
 
@@ -127,7 +118,7 @@ def run(
         acting.require_acting(
             stage, finetune.SETTINGS, finetune.ACTING, f"points.{name}"
         )
-    _writing(config.synthesize, config.finetune)
+    synthesize.writing(config.synthesize, config.finetune)
     shared = config.finetune
     context = contexts.resolve(
         shared,
@@ -359,28 +350,16 @@ class _Choice:
         trained = workdir.read_json(out / workdir.STAGE_FILE)["config"]
         vocabulary = sources.trained_vocabulary(trained["vocabulary"], out)
         contents = {pair.document_id: pair.document for pair in held_out}
-        rows = synthesize(
+        rows = synthesis.synthesize(
             T5QueryGenerator.from_preset(out),
             Tokenizer(vocabulary),
             (Document(key, "", text) for key, text in contents.items()),
-            _writing(self._config.synthesize, trained),
+            synthesize.writing(self._config.synthesize, trained),
             stage.jit_compile and self._config.choice == "declared",
         )
         written = {row.document_id: row.query for row in rows}
         tf.keras.backend.clear_session()
         return written
-
-
-def _writing(own: Mapping[str, Any], trained: Mapping[str, Any]) -> SynthesisConfig:
-    """Returns the synthesis settings for a generator trained with these settings."""
-    return SynthesisConfig(
-        document_length=trained["document_length"],
-        query_length=trained["query_length"],
-        batch_size=own["batch_size"],
-        seed=own["seed"],
-        sampling=SamplingConfig(own["temperature"], own["top_k"] or None, own["top_p"]),
-        prompt=trained["prompt"],
-    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -182,7 +182,7 @@ def run(
         config.generator,
         config.dtype,
         config.vocabulary,
-        _writing(config),
+        writing(config, config, config.samples_per_document),
         config.jit_compile,
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
@@ -202,16 +202,22 @@ def run(
     )
 
 
-def _writing(config: ml_collections.ConfigDict) -> SynthesisConfig:
-    """Returns the settings of generation."""
+def writing(
+    own: Mapping[str, Any], trained: Mapping[str, Any], samples: int = 1
+) -> SynthesisConfig:
+    """Returns the settings of generation.
+
+    `trained` has the prompt and the lengths, and `own` the rest; `samples` is the
+    number of queries per document.
+    """
     return SynthesisConfig(
-        samples_per_document=config.samples_per_document,
-        document_length=config.document_length,
-        query_length=config.query_length,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
-        prompt=config.prompt,
+        samples_per_document=samples,
+        document_length=trained["document_length"],
+        query_length=trained["query_length"],
+        batch_size=own["batch_size"],
+        seed=own["seed"],
+        sampling=SamplingConfig(own["temperature"], own["top_k"] or None, own["top_p"]),
+        prompt=trained["prompt"],
     )
 
 

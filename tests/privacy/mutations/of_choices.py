@@ -102,7 +102,7 @@ MUTATIONS = (
     (
         "a_choice_by_queries_without_the_prompt",
         "sampling",
-        _CHOOSE,
+        "tfdpsq/run/synthesize.py",
         '        prompt=trained["prompt"],\n',
         "",
         _MAKE + "test_a_point_writes_with_the_prompt_it_was_trained_with",
