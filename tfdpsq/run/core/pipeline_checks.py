@@ -74,7 +74,6 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         )
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
         _check_epsilons(name, config[name])
-    _check_audits(config)
     if config.histogram_epsilon and config.synthesize.documents != "corpus":
         raise validation.InputError(
             f"histogram_epsilon is {config.histogram_epsilon}, which does nothing "
@@ -357,6 +356,11 @@ def require_whole_users(name: str, own: ml_collections.ConfigDict, unit: str) ->
 
 def _check_audit(config: ml_collections.ConfigDict) -> None:
     """Refuses settings of the audit that do not fit those of its training."""
+    if not config.canaries.trials and not config.canaries.coins:
+        raise validation.InputError(
+            "canaries.trials and canaries.coins are 0, so that an audit has no canary "
+            "to look for. Raise one, or set audit_epsilons to ()."
+        )
     for path in config.audit.references:
         with of_stage("audit"):
             checkpoints.open_checkpoint(path)
@@ -370,15 +374,6 @@ def _check_audit(config: ml_collections.ConfigDict) -> None:
         raise validation.InputError(
             f"canaries.split is {config.canaries.split!r} and finetune.split "
             f"{config.finetune.split!r}: no canary would be trained on. Name one split."
-        )
-
-
-def _check_audits(config: ml_collections.ConfigDict) -> None:
-    made = config.canaries
-    if config.audit_epsilons and not made.trials and not made.coins:
-        raise validation.InputError(
-            "canaries.trials and canaries.coins are 0, so that an audit has no canary "
-            "to look for. Raise one, or set audit_epsilons to ()."
         )
 
 
