@@ -167,13 +167,8 @@ def check_settings(
 ) -> None:
     """Refuses what cannot be asked of canaries.
 
-    Args:
-      config: of this stage.
-      coins: canaries with a coin.
-      candidates: of every other canary's secret; 0 where there is none.
-
-    Raises:
-      InputError: names the setting.
+    `coins` is the number of canaries with a coin, and `candidates` that of every other
+    canary's secret; 0 where there is none.
     """
     guesses = config.guesses
     if 0 < candidates <= config.top:

@@ -145,9 +145,8 @@ class Plan:
 def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
     """Decides what is deleted in a workdir; changes nothing.
 
-    Args:
-      directory: the workdir of a job, or the one that stages' outputs are in.
-      private: its private directory; `None` takes `private` in the workdir.
+    `directory` is the workdir of a job, or the one that stages' outputs are in;
+    `private` is its private directory, by default `private` in it.
 
     Raises:
       InputError: it is not a workdir, its private directory is a link or none of ours,
@@ -212,10 +211,6 @@ def plan_marked(directory: str | os.PathLike, private: str | None = None) -> Pla
     """Decides what is deleted in a workdir that takes no stage from then on.
 
     A stage that began before the mark and looked for it has locked what it makes.
-
-    Args:
-      directory: as for `plan`.
-      private: as for `plan`.
 
     Raises:
       InputError: as `plan`; where a stage began meanwhile, the mark is removed again.

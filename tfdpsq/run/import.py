@@ -251,11 +251,7 @@ def _tables(config: ml_collections.ConfigDict):
 
 
 def _require_raw(table: importing.Table) -> None:
-    """Refuses what tfdpsq made: as raw private pairs it would cost nothing.
-
-    Raises:
-      InputError: a file is of a set or of a stage's output.
-    """
+    """Refuses what tfdpsq made: as raw private pairs it would cost nothing."""
     if table.path.startswith(tables.IR_DATASETS):
         return
     for path in tables.files_of(table.path):

@@ -133,11 +133,7 @@ def _postings(corpus: str, ids: Sequence[str]) -> evaluation.Postings:
 
 
 def _require_texts(base: str, config: ml_collections.ConfigDict) -> None:
-    """Refuses a base with documents whose texts the corpus lacks.
-
-    Raises:
-      InputError: names one of them.
-    """
+    """Refuses a base with documents whose texts the corpus lacks."""
     known = {document.id for document in sources.open_beir(config.corpus).documents()}
     for name in retriever.DocumentIndex(base).ids():
         if name not in known:

@@ -169,11 +169,7 @@ def run(
 
 
 def _require_public(parts: Sequence[CorpusPart]) -> None:
-    """Refuses a private corpus: matches would reveal its texts.
-
-    Raises:
-      InputError: a part is, or was made from, private queries.
-    """
+    """Refuses a private corpus: matches would reveal its texts."""
     for part in parts:
         exists = os.path.exists(part.name)
         problem = sources.why_not_public(part.name) if exists else None

@@ -301,11 +301,7 @@ def devices_of(
 
 
 def require_acting(config: ml_collections.ConfigDict) -> None:
-    """Refuses settings of the stages that would have no effect in this job.
-
-    Raises:
-      InputError: names the setting.
-    """
+    """Refuses settings of the stages that would have no effect in this job."""
     rules = {name: getattr(module, "ACTING", ()) for name, module in _STAGES.items()}
     pipeline_checks.require_acting(config, SETTINGS, FILLED, rules)
     acting.require_acting(config, SETTINGS, ACTING)

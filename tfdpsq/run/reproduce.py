@@ -186,13 +186,9 @@ def check(
 ) -> tuple[ml_collections.ConfigDict, list[str]]:
     """Refuses what a later stage would refuse, when others have been paid for.
 
-    Args:
-      config: the settings.
-      wanted: the tables to make.
-      data: the pairs.
-      sets: {name: directory} of the zero-shot sets made from `data`.
-      directory: the workdir. What was made there already is not tried again.
-      devices: those that stages train on.
+    `wanted` are the tables to make, and `sets` maps the names of zero-shot sets made
+    from `data` to their directories. What was made in the workdir already is not tried
+    again.
 
     Returns:
       The job of `pipeline` that has all the rows, and the sizes that it takes.

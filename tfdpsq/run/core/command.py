@@ -356,11 +356,7 @@ def _with_infinity(word: str) -> str:
 
 
 def _require_text(words: Sequence[str]) -> None:
-    """Refuses bytes that are not UTF-8, which no record of a setting can hold.
-
-    Raises:
-      InputError: names the flag.
-    """
+    """Refuses bytes that are not UTF-8, which no record of a setting can hold."""
     before = ""
     for word in words:
         flag, _, value = word.partition("=") if word[:1] == "-" else (before, "", word)

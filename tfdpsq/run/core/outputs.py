@@ -120,11 +120,7 @@ def filled(output: Output) -> Iterator[pathlib.Path]:
 
 
 def require_not_forgotten(output: Output) -> None:
-    """Refuses, of what `forget` deletes, an output whose workdir it has marked.
-
-    Raises:
-      InputError: it was marked since the output was declared.
-    """
+    """Refuses, of what `forget` deletes, an output whose workdir it has marked."""
     if output.owner_only:
         dataclasses.replace(output)  # made again, it looks for the mark again
 

@@ -147,14 +147,8 @@ def require_acting(
 ) -> None:
     """Refuses settings of the stages that would have no effect in a job.
 
-    Args:
-      config: of the job.
-      declaration: of the same.
-      filled: stage -> dotted names of what the job fills in, separated by spaces.
-      rules: stage -> its settings that depend on others.
-
-    Raises:
-      InputError: names the setting.
+    `filled` maps a stage to the dotted names of what the job fills in, separated by
+    spaces; `rules` maps it to its settings that depend on others.
     """
     if not sources.is_log(config.data):
         for name, default in acting.defaults(declaration["log"]):
@@ -342,9 +336,6 @@ def require_whole_users(name: str, own: ml_collections.ConfigDict, unit: str) ->
     """Refuses microbatches that would part the rows of a user, clipped together.
 
     `own` are the settings of the stage `name`.
-
-    Raises:
-      InputError: names the setting.
     """
     size, rows = own.microbatch_size, own.rows_per_unit
     if unit == "user" and size % rows:

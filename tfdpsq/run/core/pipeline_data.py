@@ -362,9 +362,6 @@ def require_one_vocabulary(
 
     `ours` is the SentencePiece file of every other model, and `setting` where `init`
     comes from.
-
-    Raises:
-      InputError: the two vocabularies differ.
     """
     theirs = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
     if theirs is None:

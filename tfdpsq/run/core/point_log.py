@@ -39,11 +39,8 @@ class PointLog:
     def __init__(self, directory: pathlib.Path, key: str, timed: bool = True):
         """Stores the arguments; writes nothing yet.
 
-        Args:
-          directory: output directory, which TensorBoard reads.
-          key: name of the integer in each point that orders them.
-          timed: whether events carry the time of their point; if not, all carry the
-            time at which this log was opened.
+        `key` is the name of the integer in each point that orders them. Unless `timed`,
+        events carry not the time of their point but that at which this log was opened.
         """
         self._time = None if timed else time.time()
         self.directory = directory

@@ -75,17 +75,12 @@ class Progress:
     ):
         """Starts the bar.
 
-        Args:
-          directory: where points and curve go, under `private/` for private queries.
-          steps: number of steps of the whole run.
-          measured: whether to show and keep losses and times; else steps and ε alone.
-          examples: expected number per step.
-          tokens: expected number per step, padding included.
-          save_every: steps between two saved states; 0 where none is saved.
-          epsilon: see the class.
-          steps_per_loop: steps of one compiled call, reported one by one afterwards;
-            each gets an equal share of the call's time.
-          clock: returns seconds.
+        `directory` is where points and curve go, under `private/` for private queries.
+        `measured` says whether to show and keep losses and times; else steps and ε
+        alone. `examples` and `tokens` are expected numbers per step, padding included.
+        `save_every` is the number of steps between two saved states, 0 where none is
+        saved; `steps_per_loop` is that of one compiled call, reported one by one
+        afterwards, each with an equal share of the call's time.
 
         Raises:
           InputError: points or curve could not be written.

@@ -433,9 +433,6 @@ def check_lineage(output: Output, config: Any) -> None:
 
     `config` has the settings as JSON values; any may be an artefact's directory, also
     a `file://` URL of one, or a directory of another file system.
-
-    Raises:
-      InputError: names the setting.
     """
     for key, path in _named(config):
         if key in (*output.unused, "private_directory"):

@@ -59,11 +59,7 @@ class Setting:
     remedy = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses a value.
-
-        Args:
-          name: dotted name of the setting.
-          value: its value in the config.
+        """Refuses a value of the setting with the dotted name `name`.
 
         Raises:
           InputError: names the setting, its value and its range.
@@ -297,14 +293,8 @@ def check(
 ) -> None:
     """Refuses a config that breaks its declaration. Reads nothing but the config.
 
-    Args:
-      config: of a stage, or of a part of it.
-      declaration: of the same.
-      where: dotted name of the part; "" for the whole.
-      partial: whether settings may be missing.
-
-    Raises:
-      InputError: a setting is missing or unknown, or a value is out of range.
+    The config is a stage's, or the part of one with the dotted name `where`. `partial`
+    says that settings may be missing.
     """
     if not _is_mapping(config):
         raise validation.InputError(
@@ -334,9 +324,6 @@ def require_values(config: ml_collections.ConfigDict, before: str = "") -> None:
     """Refuses a config with a placeholder that was not given its value.
 
     `before` is the dotted name of the config in a larger one, ending in ".", or "".
-
-    Raises:
-      InputError: names the setting.
     """
     for name, _ in config.items(preserve_field_references=True):
         value = value_of(config, name, before)

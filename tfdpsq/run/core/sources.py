@@ -348,9 +348,6 @@ def require_vocabulary(
     The error names `setting`, its value `given`, and the retriever at `path` as
     `whose`; `also` continues its remedy. `unknown` lets pass what does not record its
     vocabulary.
-
-    Raises:
-      InputError: the retriever was trained with another one.
     """
     stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
     trained = stage["inputs"].get("vocabulary")
@@ -374,14 +371,8 @@ def require_own_vocabulary(
     It is the one that the stage recorded that made it, or the file next to its weights.
     With another one of no more pieces all would run, on words that mean others.
 
-    Args:
-      setting: that names the vocabulary.
-      given: its value.
-      tokenizer: of the vocabulary.
-      model: a generator or a T5, as a path or a preset's name; "" passes.
-
-    Raises:
-      InputError: it is another one.
+    The error names `setting` and its value `given`. `model` is a generator or a T5, as
+    a path or a preset's name; "" passes.
     """
     if not model:
         return
@@ -439,9 +430,6 @@ def require_public(
 
     `parent` is the certificate of the model `init`. `consequence` is the claim that
     would become untrue, and `remedy` a way out, for the error.
-
-    Raises:
-      InputError: the weights have a certificate.
     """
     if parent is not None:
         raise validation.InputError(

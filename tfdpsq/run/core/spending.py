@@ -284,11 +284,9 @@ def limited(
 ) -> Iterator[None]:
     """Limits what stages inside the block may spend.
 
-    Args:
-      epsilon: total of all releases; 0 for no limit.
-      released: directories of earlier releases.
-      place: the workdir, links followed. Its `release/` counts, or the one it is in,
-        or the one next to it.
+    `epsilon` is the total of all releases, 0 for no limit, and `released` are
+    directories of earlier ones. `place` is the workdir, links followed: its `release/`
+    counts, or the one it is in, or the one next to it.
 
     Raises:
       InputError: a limit that is not a positive number; or directories without one.
@@ -330,11 +328,9 @@ def require_within(
 ) -> None:
     """Refuses runs that would exceed the limit, if there is one; nothing is spent yet.
 
-    Args:
-      plans: by name; of several, one will be chosen.
-      pairs: fingerprint of the private pairs.
-      choice_epsilon: ε of a private choice among the runs.
-      continuation: of the one run that starts from released weights.
+    Of several plans, one will be chosen, with ε `choice_epsilon` if the choice is
+    private. `pairs` is the fingerprint of the private pairs. `continuation` is that of
+    the one run that starts from released weights.
 
     Raises:
       InputError: the total would exceed the limit, or cannot be computed; or another
@@ -350,9 +346,8 @@ def require_within(
 def require_job_within(plans: Mapping[str, privacy.PrivacyPlan]) -> None:
     """Refuses a job, all of whose runs are released, that would exceed the limit.
 
-    Args:
-      plans: of the runs that are not finished, by name; those without privacy, which
-        stay private, cost nothing here.
+    `plans` are of the runs that are not finished, by name; those without privacy, which
+    stay private, cost nothing here.
 
     Raises:
       InputError: as `require_within`.
