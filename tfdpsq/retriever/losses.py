@@ -147,11 +147,10 @@ def batch_losses(
         scores = scaled(cosines)
         more = tf.shape(cosines)[1] - tf.shape(own)[1]
         mine = tf.pad(own, [[0, 0], [0, more]])
-        kept = tf.where(dropped & ~mine, tf.constant(NEVER, scores.dtype), scores)
-        found = log_sum_exp(kept) - tf.reduce_sum(
+        own_scores = tf.reduce_sum(
             tf.where(mine, scores, tf.zeros_like(scores)), axis=1
         )
-        return tf.where(real, found, tf.zeros_like(found))
+        return _cross_entropies(scores, own_scores, dropped & ~mine, real)
 
     columns = everywhere(embeddings.documents)
     dropped = same | _known(known, all_keys[tf.newaxis, :]) | ~all_real
@@ -227,8 +226,18 @@ def _softmax_losses(
     """[..., B]: −log softmax of the diagonal, over real columns that stay."""
     own = tf.eye(tf.shape(scores)[-1], dtype=tf.bool)
     out = dropped | (~real[..., tf.newaxis, :] & ~own)
-    kept = tf.where(out, tf.constant(NEVER, scores.dtype), scores)
-    losses = log_sum_exp(kept) - tf.linalg.diag_part(scores)
+    return _cross_entropies(scores, tf.linalg.diag_part(scores), out, real)
+
+
+def _cross_entropies(
+    scores: tf.Tensor, own_scores: tf.Tensor, dropped: tf.Tensor, real: tf.Tensor
+) -> tf.Tensor:
+    """[..., B]: −log softmax of `own_scores` [..., B], over the scores that stay.
+
+    `dropped` [..., B, K] never holds a row's own score; rows that are not real have 0.
+    """
+    kept = tf.where(dropped, tf.constant(NEVER, scores.dtype), scores)
+    losses = log_sum_exp(kept) - own_scores
     return tf.where(real, losses, tf.zeros_like(losses))
 
 
@@ -279,10 +288,7 @@ def losses_among(
             again | (own_negative_keys < 0) | _known(positive_keys, own_negative_keys)
         )
     scores = scaled(tf.concat(cosines, axis=1))
-    never = tf.constant(NEVER, scores.dtype)
-    kept = tf.where(tf.concat(out, axis=1), never, scores)
-    losses = log_sum_exp(kept) - scores[:, 0]
-    return tf.where(weights > 0, losses, tf.zeros_like(losses))
+    return _cross_entropies(scores, scores[:, 0], tf.concat(out, axis=1), weights > 0)
 
 
 def _known(positive_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
