@@ -6,6 +6,7 @@ handling, or raises an error that names the value, its setting and the remedy.
 
 from __future__ import annotations
 
+import importlib
 import json
 import numbers
 import os
@@ -104,6 +105,22 @@ def parse_integer(text: str) -> int:
     if abs(value := int(text)) >= 1 << 63:
         raise ValueError(f"the integer {cut(text)} has more than 64 bits")
     return value
+
+
+def library(module: str, remedy: str) -> Any:
+    """Returns a module of a package that only some users need.
+
+    Args:
+      module: its name.
+      remedy: the error's text: what needs the package, and its pip line.
+
+    Raises:
+      InputError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(remedy) from error
 
 
 def positive(name: str, value: float) -> float:

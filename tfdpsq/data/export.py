@@ -40,15 +40,6 @@ _BATCH = 4096
 _ROWS = 1 << 20
 
 
-def library(name: str = "pyarrow") -> Any:
-    """Returns a module of pyarrow.
-
-    Raises:
-      InputError: it is not installed.
-    """
-    return tables.library(name, "pyarrow")
-
-
 def export_set(
     source: str | os.PathLike,
     directory: str | os.PathLike,
@@ -98,7 +89,7 @@ def export_set(
 
 
 def _batches(rows: Iterable[SyntheticQuery]) -> Iterator[Any]:
-    arrow = library()
+    arrow = tables.library("pyarrow")
     rows, schema = iter(rows), _schema()
     while chunk := list(itertools.islice(rows, _BATCH)):
         columns = [[getattr(row, name) for row in chunk] for name in SCHEMA]
@@ -106,7 +97,7 @@ def _batches(rows: Iterable[SyntheticQuery]) -> Iterator[Any]:
 
 
 def _schema() -> Any:
-    arrow = library()
+    arrow = tables.library("pyarrow")
     return arrow.schema(
         [(name, getattr(arrow, kind)()) for name, kind in SCHEMA.items()],
         {tables.MARKED: tables.MARK},  # of a file that is copied alone
@@ -115,7 +106,7 @@ def _schema() -> Any:
 
 @contextlib.contextmanager
 def _parquet(path: Path) -> Iterator[Callable[[Any], None]]:
-    parquet = library("pyarrow.parquet")
+    parquet = tables.library("pyarrow.parquet")
     # Documents repeat for each of their queries, which zstd finds.
     with parquet.ParquetWriter(path, _schema(), compression="zstd") as writer:
         yield writer.write_batch
@@ -123,7 +114,7 @@ def _parquet(path: Path) -> Iterator[Callable[[Any], None]]:
 
 @contextlib.contextmanager
 def _stream(path: Path) -> Iterator[Callable[[Any], None]]:
-    with library("pyarrow.ipc").new_stream(os.fspath(path), _schema()) as writer:
+    with tables.library("pyarrow.ipc").new_stream(os.fspath(path), _schema()) as writer:
         yield writer.write_batch
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.data import any_files
 from tfdpsq.validation import DataError, InputError, parse_json, shown
 
@@ -151,7 +152,7 @@ def is_marked(path: str) -> bool:
     """
     form = _format_of(path)
     if form == ".parquet":
-        parquet = library("pyarrow.parquet", "pyarrow")
+        parquet = library("pyarrow.parquet")
         with any_files.open_binary(path) as raw, _damaged(path):
             schema = parquet.ParquetFile(raw, pre_buffer=False).schema_arrow
     elif form == ".arrow":
@@ -333,7 +334,7 @@ def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
 
 
 def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    pyarrow = library("pyarrow.parquet", "pyarrow")
+    pyarrow = library("pyarrow.parquet")
     with any_files.open_binary(path) as raw, _damaged(path):
         file = pyarrow.ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER)
         _require(path, columns, file.schema_arrow.names)
@@ -343,7 +344,7 @@ def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[A
 
 def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
     """Reads an Arrow stream, as Hugging Face `datasets` writes it, or an Arrow file."""
-    library("pyarrow.ipc", "pyarrow")
+    library("pyarrow.ipc")
     with any_files.open_binary(path) as raw, _damaged(path):
         opened, is_file = _opened_arrow(raw)
         _require(path, columns, opened.schema.names)
@@ -354,7 +355,7 @@ def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
 
 def _opened_arrow(raw: Any) -> tuple[Any, bool]:
     """Opens an Arrow stream or file; returns whether it is a file, too."""
-    ipc = library("pyarrow.ipc", "pyarrow")
+    ipc = library("pyarrow.ipc")
     is_file = raw.read(6) == b"ARROW1"
     raw.seek(0)
     return (ipc.open_file(raw) if is_file else ipc.open_stream(raw)), is_file
@@ -548,19 +549,17 @@ def _tfds_builder(table: str) -> Any:
         ) from error
 
 
-def library(module: str, package: str) -> Any:
+def library(module: str, package: str = "pyarrow") -> Any:
     """Returns a module of a package that only some tables need.
 
     Raises:
       InputError: the package is not installed.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"{package} is needed for this table. Run: pip install "
-            f"'tfdpsq[import]', or pip install {package}."
-        ) from error
+    return validation.library(
+        module,
+        f"{package} is needed for this table. Run: pip install "
+        f"'tfdpsq[import]', or pip install {package}.",
+    )
 
 
 _READERS: dict[str, Callable] = {

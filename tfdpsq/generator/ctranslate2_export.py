@@ -59,20 +59,17 @@ def check_options(dtype: str, encoder_only: bool) -> None:
 
 
 def library() -> Any:
-    """Returns the module ctranslate2.
+    """Returns the module ctranslate2, with its `specs`.
 
     Raises:
       InputError: it is not installed.
     """
-    try:
-        import ctranslate2
-        import ctranslate2.specs
-    except ImportError as error:
-        raise validation.InputError(
-            "the format ctranslate2 needs the package ctranslate2, which is not "
-            "installed. Run pip install 'tfdpsq[ctranslate2]'."
-        ) from error
-    return ctranslate2
+    remedy = (
+        "the format ctranslate2 needs the package ctranslate2, which is not "
+        "installed. Run pip install 'tfdpsq[ctranslate2]'."
+    )
+    validation.library("ctranslate2.specs", remedy)
+    return validation.library("ctranslate2", remedy)
 
 
 def save(

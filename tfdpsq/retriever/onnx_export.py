@@ -54,15 +54,11 @@ def library() -> tuple[Any, Any]:
     Raises:
       InputError: one is not installed.
     """
-    try:
-        import onnx
-        import onnxruntime
-    except ImportError as error:
-        raise validation.InputError(
-            "the format onnx needs the packages onnx and onnxruntime, which are not "
-            "both installed. Run pip install 'tfdpsq[onnx]'."
-        ) from error
-    return onnx, onnxruntime
+    remedy = (
+        "the format onnx needs the packages onnx and onnxruntime, which are not "
+        "both installed. Run pip install 'tfdpsq[onnx]'."
+    )
+    return validation.library("onnx", remedy), validation.library("onnxruntime", remedy)
 
 
 def towers_of(model: TwoTower) -> dict[str, tf.keras.Model]:

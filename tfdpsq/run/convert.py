@@ -42,7 +42,7 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import Tokenizer, any_files, export, read_manifest
+from tfdpsq.data import Tokenizer, any_files, export, read_manifest, tables
 from tfdpsq.data.files import atomic_write, write_json
 from tfdpsq.data.tokenization import PROMPT, VOCABULARY_FILE
 from tfdpsq.generator import (
@@ -402,7 +402,7 @@ def _convert_set(
     source: str | os.PathLike, destination: str | os.PathLike, form: str
 ) -> str:
     """Writes a set's rows as others read them; returns a summary."""
-    export.library()
+    tables.library("pyarrow")
     directory = pathlib.Path(source)
     if not sources.is_free(str(directory)):
         raise validation.InputError(

@@ -37,13 +37,11 @@ def library(path: pathlib.Path) -> Any:
     Raises:
       InputError: it is not installed, or older than its restricted unpickler is safe.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise validation.InputError(
-            f"{path} is a pickle, which only torch can read safely, and torch is not "
-            f"installed. Run {_INSTALL}."
-        ) from error
+    torch = validation.library(
+        "torch",
+        f"{path} is a pickle, which only torch can read safely, and torch is not "
+        f"installed. Run {_INSTALL}.",
+    )
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version is None or tuple(map(int, version.groups())) < _FIRST_SAFE:
         raise validation.InputError(

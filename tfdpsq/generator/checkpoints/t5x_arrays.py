@@ -117,14 +117,11 @@ def library() -> Any:
     Raises:
       InputError: it is not installed.
     """
-    try:
-        import msgpack
-    except ImportError as error:
-        raise validation.InputError(
-            "T5X checkpoints need msgpack, which is not installed. Run "
-            "pip install 'tfdpsq[t5x]'."
-        ) from error
-    return msgpack
+    return validation.library(
+        "msgpack",
+        "T5X checkpoints need msgpack, which is not installed. Run "
+        "pip install 'tfdpsq[t5x]'.",
+    )
 
 
 def save(

@@ -48,13 +48,11 @@ class Array:
           DataError: the header is missing or damaged, or a chunk is missing.
           InputError: tensorstore is not installed.
         """
-        try:
-            import tensorstore
-        except ImportError as error:
-            raise validation.InputError(
-                f"{directory} is a zarr directory, which needs tensorstore to be read. "
-                "Run pip install 'tfdpsq[t5x]'."
-            ) from error
+        tensorstore = validation.library(
+            "tensorstore",
+            f"{directory} is a zarr directory, which needs tensorstore to be read. "
+            "Run pip install 'tfdpsq[t5x]'.",
+        )
         self.name, self.directory = name, directory
         header = directory / ".zarray"
         place = {"driver": "file", "path": os.path.abspath(directory)}
