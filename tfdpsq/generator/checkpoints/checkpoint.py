@@ -40,6 +40,32 @@ def config_has(path: pathlib.Path, key: str) -> bool:
     return isinstance(found, dict) and key in found
 
 
+def read_json(
+    path: pathlib.Path,
+    kind: type = dict,
+    name: str = "object",
+    whole: str = "checkpoint",
+) -> Any:
+    """Reads a JSON value of a type, which errors call `name`, from a file of a `whole`.
+
+    Raises:
+      DataError: the file cannot be read, is not JSON, or holds another type.
+    """
+    try:
+        found = validation.parse_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise validation.DataError(
+            path, f"cannot be read ({error.strerror})", f"Give all of the {whole}"
+        ) from error
+    except ValueError as error:
+        raise validation.DataError(
+            path, f"it is not valid JSON ({error})", "Copy it again"
+        ) from error
+    if not isinstance(found, kind):
+        raise validation.DataError(path, f"it holds no JSON {name}", "Copy it again")
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A T5 on disk, of any format: its config and where its weights are.

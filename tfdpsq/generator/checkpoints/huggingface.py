@@ -35,6 +35,7 @@ from tfdpsq.generator.checkpoints.checkpoint import (
     NOT_T5,
     Checkpoint,
     config_has,
+    read_json,
     unlike_t5,
 )
 from tfdpsq.layers import T5Config
@@ -143,7 +144,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
       DataError: the file is missing or no JSON object, lacks a size, or describes a
         model that is no T5 of a known version; it names key and value.
     """
-    values = _read_object(pathlib.Path(path))
+    values = read_json(pathlib.Path(path))
     kind = values.get("model_type")
     if kind not in ("t5", "mt5"):
         raise unlike_t5(path, "model_type", kind, "'t5' or 'mt5'")
@@ -342,7 +343,7 @@ def _of_shards(
 ) -> dict[str, weights.Entry]:
     """The tensors of all shards that an index names, by their names."""
     path = index.parent
-    places = _read_object(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict):
         raise validation.DataError(index, "it has no weight_map", "Copy it again")
     found: dict[str, weights.Entry] = {}
@@ -385,22 +386,6 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
         raise validation.DataError(
             path, f"it is truncated or damaged ({error})", "Copy it again"
         ) from error
-
-
-def _read_object(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        values = validation.parse_json(path.read_text("utf-8"))
-    except OSError as error:
-        raise validation.DataError(
-            path, f"cannot be read ({error.strerror})", "Give all of the checkpoint"
-        ) from error
-    except ValueError as error:
-        raise validation.DataError(
-            path, f"it is not valid JSON ({error})", "Copy it again"
-        ) from error
-    if not isinstance(values, dict):
-        raise validation.DataError(path, "it holds no JSON object", "Copy it again")
-    return values
 
 
 def _write_safetensors(

@@ -12,12 +12,11 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from tfdpsq import validation
 from tfdpsq.data import files
-from tfdpsq.generator.checkpoints.weights import require_readable
+from tfdpsq.generator.checkpoints.weights import read_tensors
 from tfdpsq.layers import SoftPrompt, T5Config
 
 FILE_NAME = "soft_prompt.safetensors"
@@ -58,13 +57,7 @@ def read(directory: str | os.PathLike, config: T5Config) -> StoredPrompt | None:
     path = pathlib.Path(directory, FILE_NAME)
     if not path.exists():
         return None
-    require_readable(path)
-    try:
-        found = safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, OSError, KeyError) as error:
-        raise validation.DataError(
-            path, f"it is truncated or damaged ({error})", _REMEDY
-        ) from error
+    found = read_tensors(path, _REMEDY)
     if list(found) != [TENSOR]:
         names = ", ".join(sorted(found)[:5]) or "none"
         raise validation.DataError(

@@ -29,7 +29,8 @@ from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import fast_tokenizer, huggingface, pickled
-from tfdpsq.generator.checkpoints.weights import require_readable
+from tfdpsq.generator.checkpoints.checkpoint import read_json
+from tfdpsq.generator.checkpoints.weights import read_tensors
 
 MODULES_FILE = "modules.json"
 _TYPES = "sentence_transformers.models"
@@ -181,13 +182,7 @@ def _projection(path: pathlib.Path) -> np.ndarray:
             )
     if (path / huggingface.WEIGHTS_FILE).is_file():
         weights = path / huggingface.WEIGHTS_FILE
-        require_readable(weights)
-        try:
-            tensors = safetensors.numpy.load_file(weights)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise validation.DataError(
-                weights, f"it is truncated or damaged ({error})", "Copy it again"
-            ) from error
+        tensors = read_tensors(weights)
     else:
         weights = path / pickled.WEIGHTS_FILE
         if not weights.is_file():
@@ -220,18 +215,4 @@ def _field(file: pathlib.Path, module: Any, name: str) -> Any:
 
 
 def _read(file: pathlib.Path, kind: type) -> Any:
-    try:
-        found = validation.parse_json(file.read_text("utf-8"))
-    except OSError as error:
-        raise validation.DataError(
-            file, f"cannot be read ({error.strerror})", "Give all of the model"
-        ) from error
-    except ValueError as error:
-        raise validation.DataError(
-            file, f"it is not valid JSON ({error})", "Copy it again"
-        ) from error
-    if not isinstance(found, kind):
-        raise validation.DataError(
-            file, f"it holds no JSON {kind.__name__}", "Copy it again"
-        )
-    return found
+    return read_json(file, kind, kind.__name__, "model")

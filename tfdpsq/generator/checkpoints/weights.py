@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import safetensors.numpy
 import tensorflow as tf
 
 from tfdpsq import validation
@@ -165,6 +166,23 @@ def require_readable(path: str | os.PathLike) -> None:
     except OSError as error:
         raise validation.DataError(
             path, f"cannot be read ({error.strerror})", "Change its permissions"
+        ) from error
+
+
+def read_tensors(
+    path: str | os.PathLike, remedy: str = "Copy it again"
+) -> dict[str, np.ndarray]:
+    """Reads all tensors of a safetensors file.
+
+    Raises:
+      DataError: it cannot be read, is damaged, or holds what NumPy has no type for.
+    """
+    require_readable(path)
+    try:
+        return safetensors.numpy.load_file(path)
+    except (safetensors.SafetensorError, OSError, KeyError) as error:
+        raise validation.DataError(
+            path, f"it is truncated or damaged ({error})", remedy
         ) from error
 
 
