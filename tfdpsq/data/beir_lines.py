@@ -86,20 +86,29 @@ def read_lines(
       DataError: bytes that are not UTF-8, or a broken gzip file.
     """
     for line, data in raw_lines(path) if raw is None else raw:
-        if line == 1:
-            data = data.removeprefix(codecs.BOM_UTF8)
-        try:
-            text = data.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                path,
-                f"byte {error.start + 1} of the line is "
-                f"0x{data[error.start]:02x}, which is not UTF-8",
-                "Convert the file to UTF-8, e.g. with iconv",
-                line,
-            ) from error
+        text = decoded(path, line, data, "e.g. with iconv").rstrip("\r\n")
         if text.strip():
             yield line, text
+
+
+def decoded(path: str | os.PathLike, line: int, data: bytes, tool: str) -> str:
+    """Returns the text of a line; a byte order mark in the first is not part of it.
+
+    Raises:
+      DataError: it is not UTF-8; `tool` says how the file becomes so.
+    """
+    if line == 1:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            path,
+            f"byte {error.start + 1} of the line is "
+            f"0x{data[error.start]:02x}, which is not UTF-8",
+            f"Convert the file to UTF-8, {tool}",
+            line,
+        ) from error
 
 
 def read_records(

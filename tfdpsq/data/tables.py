@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import any_files
+from tfdpsq.data.beir_lines import decoded
 from tfdpsq.validation import DataError, InputError, parse_json, shown
 
 IR_DATASETS, TFDS = NAMED = ("ir_datasets:", "tfds:")
@@ -256,22 +257,13 @@ def _require(
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Yields a file's lines; one that is not UTF-8 is named by its number."""
+    """Yields a file's lines, with their line ends."""
     with any_files.open_binary(path) as raw:
         try:
             lines = gzip.open(raw) if path.endswith(_COMPRESSED) else raw
+            tool = "such as by iconv, each part from the encoding that it has"
             for number, line in enumerate(lines, 1):
-                # A byte order mark is not part of the first column's name.
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                path,
-                f"byte {error.start + 1} of the line is "
-                f"{error.object[error.start]:#04x}, which is not UTF-8",
-                "Convert the file to UTF-8, such as by iconv, each part from the "
-                "encoding that it has",
-                number,
-            ) from error
+                yield decoded(path, number, line, tool)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(
                 path, f"it cannot be unpacked: {error}", "Restore the file"
