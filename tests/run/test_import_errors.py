@@ -84,3 +84,11 @@ def test_several_values_are_not_one_text(column, tmp_path):
     ) as error:
         command.run(config_of(log), tmp_path / "out")
     assert "rash" not in str(error.value)
+
+
+def test_a_blank_first_line_does_not_hide_a_missing_column(tmp_path):
+    """They were compared with line 1 alone, and the column was read as empty."""
+    log = tmp_path / "log.jsonl"
+    log.write_text('\n{"question": "a", "clicked": "b"}\n')
+    with pytest.raises(InputError, match="log.jsonl has no column 'asked'; it has 'qu"):
+        command.run(config_of(log), tmp_path / "out")

@@ -309,6 +309,7 @@ def _of_text(
 
 
 def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    checked = False
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -320,8 +321,9 @@ def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
             ) from error
         if not isinstance(record, dict):
             raise DataError(path, "not a JSON object", "Write {column: value}", number)
-        if number == 1:
+        if not checked:
             _require(path, columns, list(record))
+            checked = True
         yield number, [record.get(column) for column in columns]
 
 
