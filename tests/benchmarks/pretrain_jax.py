@@ -55,7 +55,7 @@ TRAIN = {
 
 def prepare(options) -> dict:
     """Writes vocabulary and rows."""
-    from tfdpsq.data import PROMPT, Tokenizer, pydocs, train_vocabulary
+    from tfdpsq.data import PROMPT, Tokenizer, beir_lines, pydocs, train_vocabulary
     from tfdpsq.generator import pretraining
 
     out = options.out
@@ -66,7 +66,7 @@ def prepare(options) -> dict:
 
     def texts():
         for path in options.texts:
-            yield from pydocs.read_documents(path)
+            yield from beir_lines.read_documents(path, may_be_empty=True)
 
     def kept(held_out: bool):
         for document in pydocs.public_documents(beir):

@@ -21,7 +21,6 @@ from tfdpsq.data.pydocs import (
     PACKAGES,
     build_pydocs,
     public_documents,
-    read_docstrings,
     refuse_queries,
 )
 from tfdpsq.data.texts import Document
@@ -46,6 +45,10 @@ def package(tmp_path):
     return write
 
 
+def _pairs_of(folder):
+    return [found for found in docstrings_of(folder) if found.is_pair]
+
+
 def test_docstrings_are_split_at_the_first_blank_line(package):
     root = package(
         a=f'''
@@ -67,7 +70,7 @@ def test_docstrings_are_split_at_the_first_blank_line(package):
                         \\alpha {BODY}"""
         '''
     )
-    assert list(read_docstrings(root)) == [
+    assert _pairs_of(root) == [
         Docstring("Says what the module is.", f"{BODY}\n\nA second paragraph."),
         Docstring("A class that counts.", BODY),
         Docstring("An inner function here.", f"\\alpha {BODY}"),
@@ -79,13 +82,13 @@ def test_docstrings_are_split_at_the_first_blank_line(package):
 )
 def test_queries_have_3_to_25_words(package, words, kept):
     root = package(a=f'"""{"w " * words}\n\n{BODY}"""')
-    assert bool(list(read_docstrings(root))) == kept
+    assert bool(_pairs_of(root)) == kept
 
 
 @pytest.mark.parametrize("words, kept", [(14, False), (15, True)])
 def test_documents_have_15_words_or_more(package, words, kept):
     root = package(a=f'"""One two three.\n\n{"w " * words}"""')
-    assert bool(list(read_docstrings(root))) == kept
+    assert bool(_pairs_of(root)) == kept
 
 
 def test_tests_and_files_that_do_not_parse_are_left_out(package):
@@ -93,7 +96,7 @@ def test_tests_and_files_that_do_not_parse_are_left_out(package):
     names = ["b", "sub__a", "tests__x", "test__y", "x_test", "test_x", "conftest"]
     root = package(**{name: source.format(name) for name in names}, broken='"""\n(')
     (root / "latin.py").write_bytes(b'"""\xe9 no coding line."""')
-    assert [pair.summary for pair in read_docstrings(root)] == [
+    assert [pair.summary for pair in _pairs_of(root)] == [
         "In b it stands.",
         "In sub__a it stands.",
     ]

@@ -25,8 +25,8 @@ import numpy as np
 from tfdpsq.data.beir_lines import (
     Judgement,
     check_known,
-    document_of,
     other_fields,
+    read_documents,
     read_judgements,
     read_records,
     refuse_repeated,
@@ -124,8 +124,7 @@ class BeirDirectory:
         Raises:
           DataError: at the first line that is not a document.
         """
-        for line, record in read_records(self._corpus):
-            yield document_of(self._corpus, line, record, self.as_published)
+        return read_documents(self._corpus, may_be_empty=self.as_published)
 
     def queries(self) -> dict[str, str]:
         """Returns id -> text of all queries, whatever their split.

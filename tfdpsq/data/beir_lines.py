@@ -170,25 +170,33 @@ def text_field(path: str | os.PathLike, line: int, record: dict, field: str) -> 
     return value
 
 
-def document_of(
-    path: str | os.PathLike, line: int, record: dict, may_be_empty: bool = False
-) -> Document:
-    """Returns the document of a corpus's line.
+def read_documents(
+    path: str | os.PathLike,
+    raw: Iterable[tuple[int, bytes]] | None = None,
+    may_be_empty: bool = False,
+) -> Iterator[Document]:
+    """Yields the documents of a corpus.
+
+    Args:
+      path: one object a line with "_id", "text" and perhaps "title".
+      raw: as in `read_lines`.
+      may_be_empty: whether documents may have neither title nor text.
 
     Raises:
-      DataError: title or text are no text, or both are empty and may not be.
+      DataError: a malformed line; names file and line.
     """
-    title = text_field(path, line, record, "title")
-    text = text_field(path, line, record, "text")
-    document = Document(record["_id"], title, text)
-    if not document.content and not may_be_empty:
-        raise DataError(
-            path,
-            f"document {shown(document.id)} is empty (no title, no text)",
-            "Remove it, or give it a text",
-            line,
-        )
-    return document
+    for line, record in read_records(path, raw):
+        title = text_field(path, line, record, "title")
+        text = text_field(path, line, record, "text")
+        document = Document(record["_id"], title, text)
+        if not document.content and not may_be_empty:
+            raise DataError(
+                path,
+                f"document {shown(document.id)} is empty (no title, no text)",
+                "Remove it, or give it a text",
+                line,
+            )
+        yield document
 
 
 def user_of(path: Path, line: int, record: dict, field: str) -> str:

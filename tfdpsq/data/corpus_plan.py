@@ -11,14 +11,13 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq.data import any_files
 from tfdpsq.data.beir_lines import (
-    document_of,
     raw_lines,
-    read_records,
+    read_documents,
     whole_corpus,
 )
 from tfdpsq.data.texts import Document, documents_fingerprint
@@ -145,7 +144,7 @@ def read_range(file: str, part: CorpusRange, remedy: str) -> Iterator[Document]:
                 part.lines + 1,
             )
 
-    return _documents(file, raw())
+    return read_documents(file, raw())
 
 
 class _Cutter:
@@ -160,7 +159,7 @@ class _Cutter:
         self._open()
 
     def documents(self) -> Iterator[Document]:
-        for document in _documents(self._file, self._raw()):
+        for document in read_documents(self._file, self._raw()):
             while len(self.ranges) + 2 < len(self._bounds) and self._ends(self.number):
                 self._close()
             self._take()
@@ -197,11 +196,6 @@ class _Cutter:
         self._lines += self._read
         self._offset += self._size
         self._open()
-
-
-def _documents(file: str, raw: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
-    for line, record in read_records(file, raw):
-        yield document_of(file, line, record)
 
 
 def _name(file: str) -> str:

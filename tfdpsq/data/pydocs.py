@@ -27,7 +27,7 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq.data.beir import BeirDirectory
-from tfdpsq.data.beir_lines import read_records, text_field
+from tfdpsq.data.beir_lines import read_documents
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.docstrings import Docstring, docstrings_of
 from tfdpsq.data.files import atomic_directory, write_json
@@ -148,15 +148,6 @@ def build_pydocs(
     return BeirDirectory(target)
 
 
-def read_docstrings(folder: str | os.PathLike) -> Iterator[Docstring]:
-    """Yields the docstrings of all modules under a folder that make a pair.
-
-    Args:
-      folder: a package's directory; see `docstrings.docstrings_of`.
-    """
-    return (found for found in docstrings_of(folder) if found.is_pair)
-
-
 def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     """Yields all public text of a corpus: its documents, and then ``public.jsonl``.
 
@@ -170,22 +161,7 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
     if path.is_file():
-        yield from read_documents(path)
-
-
-def read_documents(path: str | os.PathLike) -> Iterator[Document]:
-    """Yields the documents of one JSON Lines file.
-
-    Args:
-      path: one object a line with "_id", "text" and perhaps "title".
-
-    Raises:
-      DataError: a malformed line; names file and line.
-    """
-    file = Path(path)
-    for line, record in read_records(file):
-        title, text = (text_field(file, line, record, f) for f in ("title", "text"))
-        yield Document(record["_id"], title, text)
+        yield from read_documents(path, may_be_empty=True)
 
 
 def refuse_queries(path: str | os.PathLike, benchmark: BeirDirectory) -> None:

@@ -32,7 +32,8 @@ from tfdpsq.data import (
     train_vocabulary,
     write_rows,
 )
-from tfdpsq.data.pydocs import public_documents, read_documents, refuse_queries
+from tfdpsq.data.beir_lines import read_documents
+from tfdpsq.data.pydocs import public_documents, refuse_queries
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import huggingface
@@ -189,7 +190,7 @@ def documents_of(data: str, texts: Iterable[str]) -> Iterator[Document]:
     """Yields the documents of a corpus, then those of the files `texts`."""
     yield from public_documents(sources.open_beir(data))
     for path in texts:
-        yield from read_documents(path)
+        yield from read_documents(pathlib.Path(path), may_be_empty=True)
 
 
 def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
