@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -27,6 +29,9 @@ PROMPT = "generate_query: "
 VOCABULARY_FILE = "spiece.model"
 # Published T5s have at most 128 embeddings without a piece.
 _MOST_SPARE = 512
+
+# Texts encoded at a time.
+CHUNK = 1024
 
 # The trainer drops longer lines silently, so they are cut before.
 _LINE_BYTES = 4000
@@ -210,6 +215,33 @@ class Tokenizer(tf.Module):
         known = (ids != self.pad_id) & (ids >= 0) & (ids < self.vocabulary_size)
         kept = tf.ragged.boolean_mask(ids, known & (ended == 0))
         return self._run("detokenize", kept)
+
+
+def encode_all(
+    encode: Callable[[list[str], int], tuple[Any, Any]],
+    texts: Iterable[str],
+    length: int,
+    dtype: type = np.int32,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes texts as they stream by, `CHUNK` at a time.
+
+    Args:
+      encode: a tokenizer's method of that name.
+      texts: N strings.
+      length: tokens a row, EOS included.
+      dtype: to keep the ids in.
+
+    Returns:
+      ids: [N, length] of `dtype`.
+      lengths: [N] int32.
+    """
+    stream = iter(texts)
+    parts = [(np.zeros([0, length], dtype), np.zeros([0], np.int32))]
+    while chunk := list(itertools.islice(stream, CHUNK)):
+        ids, lengths = encode(chunk, length)
+        parts.append((np.asarray(ids).astype(dtype, copy=False), np.asarray(lengths)))
+    ids, lengths = zip(*parts)
+    return np.concatenate(ids), np.concatenate(lengths)
 
 
 def train_vocabulary(

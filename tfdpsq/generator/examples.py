@@ -8,9 +8,7 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.texts import Pair
-from tfdpsq.data.tokenization import PROMPT, Tokenizer
-
-_CHUNK = 1024
+from tfdpsq.data.tokenization import PROMPT, Tokenizer, encode_all
 
 
 def encode_pairs(
@@ -39,14 +37,9 @@ def encode_pairs(
     """
     validation.positive_integer("query_length", query_length)
     validation.positive_integer("document_length", document_length)
-    parts: dict[str, list[np.ndarray]] = {}
-    for start in range(0, len(pairs), _CHUNK):
-        chunk = pairs[start : start + _CHUNK]
-        for name, texts, length in (
-            ("document", [prompt + pair.document for pair in chunk], document_length),
-            ("query", [pair.query for pair in chunk], query_length),
-        ):
-            ids, lengths = tokenizer.encode(texts, length)
-            parts.setdefault(f"{name}_ids", []).append(np.asarray(ids))
-            parts.setdefault(f"{name}_lengths", []).append(np.asarray(lengths))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    documents = (prompt + pair.document for pair in pairs)
+    queries = (pair.query for pair in pairs)
+    ids, lengths = encode_all(tokenizer.encode, documents, document_length)
+    arrays = {"document_ids": ids, "document_lengths": lengths}
+    ids, lengths = encode_all(tokenizer.encode, queries, query_length)
+    return {**arrays, "query_ids": ids, "query_lengths": lengths}

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
+from tfdpsq.data.tokenization import encode_all
 from tfdpsq.generator.model import T5QueryGenerator, losses_from_logits
 from tfdpsq.generator.passages import document_of, passages
 from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
@@ -81,9 +82,8 @@ def pair_rows(
             ("whole", [PROMPT + whole[p.document_id] for p in pairs], document_length),
             ("query", [pair.query for pair in pairs], query_length),
         ):
-            ids, lengths = tokenizer.encode(texts, length)
-            rows[f"{name}_ids"] = np.asarray(ids)
-            rows[f"{name}_lengths"] = np.asarray(lengths)
+            ids, lengths = encode_all(tokenizer.encode, texts, length)
+            rows[f"{name}_ids"], rows[f"{name}_lengths"] = ids, lengths
         rows["document_key"] = np.array(
             [_key(document_of(pair.document_id)) for pair in pairs], np.int64
         )

@@ -8,7 +8,6 @@ found["ids"], found["scores"]                       # [1, 5]
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,13 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.data.tokenization import PROMPT, Tokenizer
+from tfdpsq.data.tokenization import PROMPT, Tokenizer, encode_all
 from tfdpsq.generator.likelihood import log_likelihoods
 from tfdpsq.layers import word_search
 from tfdpsq.validation import InputError, in_range, positive_integer
-
-# Documents tokenised at a time.
-_CHUNK = 4096
 
 
 class RerankedSearch(tf.Module):
@@ -85,7 +81,10 @@ class RerankedSearch(tf.Module):
         self._words = word_search.WordSearch.from_postings(
             postings, [ids[row] for row in order]
         )
-        tokens, lengths = _tokenized(documents, tokenizer, length, prompt)
+        # Tokens of two bytes where that is enough.
+        dtype = np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32
+        texts = (prompt + text for text in documents)
+        tokens, lengths = encode_all(tokenizer.encode, texts, length, dtype)
         if len(tokens) != len(ids):
             raise InputError(
                 f"there are {len(ids)} ids and {len(tokens)} documents. Give one id "
@@ -167,19 +166,3 @@ class RerankedSearch(tf.Module):
             tf.saved_model.save(
                 self, os.fspath(partial), signatures={"search": self.search}
             )
-
-
-def _tokenized(
-    documents: Iterable[str], tokenizer: Tokenizer, length: int, prompt: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens [N, length], of two bytes where that is enough, and lengths."""
-    dtype = np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32
-    stream = iter(documents)
-    parts = []
-    while texts := list(itertools.islice(stream, _CHUNK)):
-        ids, lengths = tokenizer.encode([prompt + text for text in texts], length)
-        parts.append((np.asarray(ids).astype(dtype), np.asarray(lengths)))
-    if not parts:
-        return np.zeros([0, length], dtype), np.zeros([0], np.int32)
-    tokens, lengths = zip(*parts)
-    return np.concatenate(tokens), np.concatenate(lengths)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tfdpsq.data.rows import RowStore, write_rows
 from tfdpsq.data.texts import Pair
+from tfdpsq.data.tokenization import CHUNK
 from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.encoding import (
     Embedder,
@@ -27,7 +28,7 @@ from tfdpsq.retriever.encoding import (
 )
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
-from tfdpsq.retriever.training import CHUNK, content_key, encode_rows, shuffled_epochs
+from tfdpsq.retriever.training import content_key, encode_rows, shuffled_epochs
 from tfdpsq.validation import DataError, InputError
 
 _QUERY = "query_key"

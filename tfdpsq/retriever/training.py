@@ -9,12 +9,10 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.texts import Pair
+from tfdpsq.data.tokenization import encode_all
 from tfdpsq.retriever.encoding import Encodes, with_vectors
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
-
-# Texts tokenised at a time.
-CHUNK = 1024
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -88,8 +86,9 @@ def encode_rows(
     arrays = encode_documents(
         [pair.document for pair in pairs], tokenizer, document_length
     )
-    queries = _encoded([pair.query for pair in pairs], tokenizer, query_length)
-    arrays["query_ids"], arrays["query_lengths"] = queries
+    queries = (pair.query for pair in pairs)
+    ids, lengths = encode_all(tokenizer.encode, queries, query_length)
+    arrays["query_ids"], arrays["query_lengths"] = ids, lengths
     return arrays
 
 
@@ -113,7 +112,7 @@ def encode_documents(
     validation.positive_integer("document_length", length)
     if not len(documents):
         raise validation.InputError("there are no documents; give at least 1.")
-    ids, lengths = _encoded(documents, tokenizer, length)
+    ids, lengths = encode_all(tokenizer.encode, documents, length)
     keys = np.array([content_key(document) for document in documents], np.int64)
     return {"document_ids": ids, "document_lengths": lengths, "document_key": keys}
 
@@ -160,19 +159,6 @@ def encode_negatives(
         ),
         "negative_keys": np.where(none, -1, found["document_key"][at]),
     }
-
-
-def _encoded(
-    texts: Sequence[str], tokenizer: Encodes, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    parts = [
-        tokenizer.encode(texts[start : start + CHUNK], length)
-        for start in range(0, len(texts), CHUNK)
-    ]
-    ids, lengths = zip(*parts)
-    return np.concatenate([np.asarray(i) for i in ids]), np.concatenate(
-        [np.asarray(n) for n in lengths]
-    )
 
 
 def collate(
