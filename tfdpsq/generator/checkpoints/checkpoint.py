@@ -108,7 +108,7 @@ class Checkpoint:
         """
         prompt = prompt_file.of(model)
         self.soft_prompt_length(0 if prompt is None else prompt.length)
-        weights.load_into(model, self.slots, self.source, self.copies, self.ignored)
+        weights.load_into(model, self.slots, self.source, self.copies)
         if self.soft_prompt is not None and isinstance(prompt, SoftPrompt):
             prompt.vectors.assign(self.soft_prompt.vectors)
 

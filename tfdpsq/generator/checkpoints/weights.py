@@ -1,7 +1,7 @@
 """Values of weights from a checkpoint into a model and back, whatever the format.
 
 A format says where its files keep each weight (`slots.Slot`) and how to read them
-(`Source`); `load_into` does the rest, the same for all:
+(`Source`); `check` and then `load_into` do the rest, the same for all:
 
 | in the checkpoint                    | what happens                               |
 |--------------------------------------|--------------------------------------------|
@@ -118,24 +118,20 @@ def load_into(
     wanted: Sequence[Slot],
     source: Source,
     copies: Mapping[str, str] | None = None,
-    ignored: Collection[str] = (),
 ) -> None:
     """Assigns a checkpoint's values to a model's weights, all of them.
 
     Args:
       model: a backbone, or an encoder if `wanted` names an encoder's weights.
       wanted: the model's weights and where the checkpoint has them.
-      source: the checkpoint.
+      source: the checkpoint, whose headers `check` has found right.
       copies: see `check`.
-      ignored: see `check`.
 
     Raises:
-      DataError: see `check`, before the first assignment; or a value is NaN or
-        infinite, a copy differs, or a file is damaged, after which the model must
-        not be used.
+      DataError: a value is NaN or infinite, a copy differs, or a file is damaged,
+        after which the model must not be used.
       InputError: the model has LoRA layers.
     """
-    check(wanted, source, copies, ignored)
     for slot in wanted:
         variable = variable_of(model, slot)
         rows = slot.stored_shape[0]
