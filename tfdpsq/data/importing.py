@@ -303,9 +303,6 @@ def _one_spelling(text: str, of_user: bool) -> str:
     | "1.2345678901234568e+18"    | refused: other digits may have been rounded off  |
     | "9007199254740993.0"        | refused from 2^53 on, for the same reason        |
     | "7.5", "1,5", anything else | itself                                           |
-
-    Raises:
-      ValueError: a number that may have been rounded.
     """
     if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):
         raise ValueError

@@ -192,11 +192,7 @@ def read_manifest(path: str | os.PathLike) -> dict:
 
 
 def _check_provenance(file: Path, provenance: dict) -> None:
-    """Refuses a provenance whose form is not that of the stages that make sets.
-
-    Raises:
-      DataError: names the entry.
-    """
+    """Refuses a provenance whose form is not that of the stages that make sets."""
     where, found = "provenance", provenance
     while True:
         for key in ("config", "inputs", "of"):

@@ -368,13 +368,9 @@ def _of_batches(
 
 
 def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
-    """Returns a column's values in Python.
+    """Returns a column's values in Python; Arrow checks neither texts nor times.
 
-    Args:
-      path: the file.
-      before: rows of the file before this batch.
-      name: of the column.
-      column: its values in Arrow, which checks neither texts nor times.
+    `before` counts the rows of the file before this batch.
 
     Raises:
       DataError: Python has no such value: a text that is not UTF-8, a time beyond the
@@ -519,11 +515,7 @@ def _plain(table: str, number: int, value: Any) -> Any:
 
 
 def _tfds_builder(table: str) -> Any:
-    """Returns a data set that was prepared before; nothing is downloaded.
-
-    Raises:
-      InputError: it is not prepared in the folder, or TFDS is not installed.
-    """
+    """Returns a data set that was prepared before; nothing is downloaded."""
     tfds = library("tensorflow_datasets", "tensorflow-datasets")
     name = table[len(TFDS) :].partition("#")[0]
     if any_files.exists(os.path.join(name, "dataset_info.json")):

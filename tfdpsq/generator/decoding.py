@@ -152,18 +152,9 @@ def _make_step(decoder, config, logits_mask, eos_id):
 
 
 def _run(decoder, step, state, documents, uniforms, early_stop):
-    """Runs `state` to the end.
+    """Runs `state` to the end by steps of `_make_step`; returns ids [B, T] int32.
 
-    Args:
-      decoder: the decoder.
-      step: one step, from `_make_step`.
-      state: the state so far.
-      documents: the rows' documents.
-      uniforms: [B, T].
-      early_stop: whether rows that have ended are dropped.
-
-    Returns:
-      [B, T] int32 ids.
+    `uniforms` is [B, T]; `early_stop` says whether rows that have ended are dropped.
     """
     rows, length = uniforms.shape
     count = documents.bias.shape[0]

@@ -115,11 +115,7 @@ class QueryLikelihood:
     ) -> list[Sequence[np.ndarray]]:
         """Returns the arguments of `log_likelihoods`, of one shape for all parts.
 
-        Args:
-          parts: the pairs of each batch.
-          own: the document of each pair.
-          documents: of all pairs.
-          queries: of all pairs.
+        `parts` has the pairs of each batch, `own` the document of each pair.
         """
         found = [np.unique(own[part], return_inverse=True) for part in parts]
         rows = max(map(len, parts))

@@ -306,11 +306,7 @@ def _pooled(rows: Rows, model: TwoTower) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _reopened(path: Path, count: int, what: str) -> RowStore:
-    """Opens and checks the vectors that a killed run has stored.
-
-    Raises:
-      DataError: it is damaged, or of others.
-    """
+    """Opens and checks the vectors that a killed run has stored."""
     store = RowStore(path)
     store.verify()
     if len(store) != count:
@@ -323,13 +319,10 @@ def _reopened(path: Path, count: int, what: str) -> RowStore:
 
 
 def _require_documents(store: RowStore, keys: np.ndarray) -> None:
-    """Refuses vectors of other documents, or in another order.
+    """Refuses vectors of other documents than `keys` [N], or in another order.
 
     Which documents of the rows are stored depends on those that are known, and so on
     the order of the corpus that these were drawn from.
-
-    Raises:
-      DataError: they are not those of `keys` [N].
     """
     for start in range(0, len(keys), _ROWS):
         wanted = keys[start : start + _ROWS]

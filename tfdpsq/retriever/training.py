@@ -68,17 +68,7 @@ def encode_rows(
     query_length: int,
     document_length: int,
 ) -> dict[str, np.ndarray]:
-    """Does the part of `encode_pairs` that reads each pair alone: no "positive_keys".
-
-    Args:
-      pairs: as there.
-      tokenizer: as there.
-      query_length: as there.
-      document_length: as there.
-
-    Raises:
-      InputError: as there.
-    """
+    """Does the part of `encode_pairs` that reads pairs alone: no "positive_keys"."""
     validation.positive_integer("query_length", query_length)
     validation.positive_integer("document_length", document_length)
     if not len(pairs):

@@ -298,9 +298,6 @@ def _require_room(directory: pathlib.Path, size: int) -> None:
 
     HDF5 closes files wherever Python collects them, and a full disk would end the
     process there.
-
-    Raises:
-      OSError: there is no room.
     """
     with tempfile.TemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, size + _RECORDS)
