@@ -185,10 +185,8 @@ def check_writable(directory: str | os.PathLike) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         probe = _partial_of(target / "probe")
         try:
-            with open(probe, "xb") as file:
-                file.write(bytes(1 << 16))
-                file.flush()
-                os.fsync(file.fileno())
+            probe.write_bytes(bytes(1 << 16))
+            flush(probe)
         finally:
             probe.unlink(missing_ok=True)
     return target
