@@ -319,7 +319,11 @@ def with_nan(values):
         (cut, "model.weights.h5", ["truncated"]),
         (lambda p: (p / "model.weights.h5").unlink(), "model.weights.h5", ["missing"]),
         (lambda p: (p / "config.json").unlink(), "config.json", ["cannot be read"]),
-        (lambda p: (p / "config.json").write_text("{}"), "config.json", ["not a config"]),
+        (
+            lambda p: (p / "config.json").write_text("{}"),
+            "config.json",
+            ["not a config"],
+        ),
         (
             lambda p: write_config(p, "1.1", num_layers=2),
             "model.weights.h5",
