@@ -49,11 +49,11 @@ def fitted():
 @pytest.mark.parametrize(
     "given, message",
     [
-        (dict(directory=""), "directory is '', which is no path"),
-        (dict(directory=" "), "directory is ' ', which is no path"),
+        (dict(directory=""), "directory is '', which is not a path"),
+        (dict(directory=" "), "directory is ' ', which is not a path"),
         (dict(directory="a\0b"), "no path of this machine"),
-        (dict(directory=5), "directory is 5, which is no path"),
-        (dict(directory="gs://bucket/run"), "'gs://bucket/run', which is no path"),
+        (dict(directory=5), "directory is 5, which is not a path"),
+        (dict(directory="gs://bucket/run"), "'gs://bucket/run', which is not a path"),
         (dict(x=3.0), "fit got a float. Give arrays with one row per example"),
         (dict(x=np.array(3.0)), "has no rows"),
         (dict(callbacks=["a"]), "callbacks has 'a', which is no Keras callback"),

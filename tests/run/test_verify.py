@@ -167,7 +167,7 @@ def test_what_cannot_be_read_exits_with_2_and_a_line(made, tmp_path, capsys):
     empty.mkdir()
     for words, message in (
         ([old], "which held too little to be verified"),
-        ([str(damaged)], "damaged.json: is no certificate"),
+        ([str(damaged)], "damaged.json: is not a certificate"),
         ([str(tmp_path / "none.json")], "none.json: cannot be read"),
         ([str(empty)], "empty/certificate.json: cannot be read"),
         ([""], "'' is not a path of this machine"),
