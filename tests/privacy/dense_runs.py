@@ -1,9 +1,12 @@
 """Small dense models, their losses, and runs of them on a few random rows."""
 
+import functools
+
 import numpy as np
+import plans
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import make_optimizer, train
 
 
 def batch_of_rows(rows=4):
@@ -25,17 +28,9 @@ def squared(model):
     return lambda b: tf.reduce_sum((model(b["x"], training=True) - b["y"]) ** 2, 1)
 
 
-def wide_plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=1.0,
-        num_units=40,
-        batch_size=24,
-        max_batch_size=32,
-        steps=1,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+wide_plan = functools.partial(
+    plans.plan, clip_norm=1.0, num_units=40, batch_size=24, max_batch_size=32, steps=1
+)
 
 
 def wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **options):

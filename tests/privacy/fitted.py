@@ -1,23 +1,19 @@
 """Small models under a plan, as `compile` and `fit` take them."""
 
+import functools
+
 import numpy as np
+import plans
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, PrivateModel, make_optimizer, make_plan
+from tfdpsq.privacy import PrivateModel, make_optimizer
 
 NONE = tf.keras.losses.Reduction.NONE
 
 
-def plan_of(**changes):
-    values = dict(
-        epsilon=8.0,
-        clip_norm=1.0,
-        num_units=64,
-        batch_size=16,
-        steps=8,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+plan_of = functools.partial(
+    plans.plan, epsilon=8.0, clip_norm=1.0, num_units=64, batch_size=16, steps=8
+)
 
 
 def data(rows=64, seed=0):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import dp_accounting
+import plans
 import pytest
 import scipy.stats
 
@@ -11,7 +12,6 @@ from tfdpsq.privacy import (
     PrivacySpec,
     Selection,
     TrainedRun,
-    make_certificate,
     make_plan,
     make_selection_certificate,
     share_epsilon,
@@ -40,12 +40,9 @@ _EXECUTED = (20, 60, 20, 20, 31)
 
 
 def _certificate(spec, steps=None, head="0", pairs="keyed:1", rate=0.1, **inputs):
-    plan = make_plan(spec)
-    return make_certificate(
-        plan,
-        spec.steps if steps is None else steps,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
+    return plans.certificate(
+        make_plan(spec),
+        steps,
         training={"learning_rate": rate},
         fingerprints={"pairs": pairs, **inputs},
         ledger_head=head,

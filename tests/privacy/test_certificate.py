@@ -1,16 +1,15 @@
 """What a certificate says, and that a file which was touched is not taken for one."""
 
+import functools
 import json
 import math
 
 import numpy as np
+import plans
 import pytest
 import scipy.stats
 
 from tfdpsq.privacy import (
-    PrivacySpec,
-    make_certificate,
-    make_plan,
     read_certificate,
     verify_certificate,
 )
@@ -18,17 +17,7 @@ from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate_files import MARK
 from tfdpsq.validation import DataError, InputError
 
-
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=2000,
-        batch_size=100,
-        steps=20,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=20)
 
 
 def _certificate(steps=20, changes=(), **options):
@@ -38,7 +27,7 @@ def _certificate(steps=20, changes=(), **options):
         training={"optimizer": "adam", "learning_rate": 1e-3},
         fingerprints={"code": "ab12"},
     )
-    return make_certificate(_plan(**dict(changes)), steps, **{**values, **options})
+    return plans.certificate(_plan(**dict(changes)), steps, **{**values, **options})
 
 
 def test_it_says_what_was_guaranteed_and_by_what():
@@ -129,9 +118,7 @@ def test_what_it_says_of_several_units_is_true_of_gaussian_noise(k, epsilon):
     delta that is stated k times epsilon holds, and at the same delta it does not.
     """
     plan = _plan(epsilon=epsilon, batch_size=2000, n_is_public=True, steps=1)
-    said = make_certificate(
-        plan, 1, description="", sensitivity_argument="", training={}, fingerprints={}
-    )["not_covered"]
+    said = plans.certificate(plan)["not_covered"]
     assert any("k * exp((k - 1) * epsilon) times as much" in line for line in said)
     spent, delta = plan.epsilon(1, "pld"), plan.spec.target_delta
     mu = k / plan.noise_multiplier

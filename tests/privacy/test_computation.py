@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -19,13 +20,11 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config, lora, train_only
 from tfdpsq.privacy import (
     Coupled,
-    PrivacySpec,
     PrivateModel,
     Terms,
     checkpoint,
     computation,
     make_optimizer,
-    make_plan,
     replay,
 )
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
@@ -391,16 +390,13 @@ class _Stop(tf.keras.callbacks.Callback):
 
 
 def _run(directory, activation="relu", loss="mse", steps=6):
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=4.0,
-            clip_norm=0.5,
-            num_units=60,
-            n_is_public=True,
-            batch_size=8,
-            steps=steps,
-            accountant="rdp",
-        )
+    plan = plans.plan(
+        epsilon=4.0,
+        clip_norm=0.5,
+        num_units=60,
+        n_is_public=True,
+        batch_size=8,
+        steps=steps,
     )
     parts = [layers.Dense(3, activation), layers.Dense(1)]
     private = PrivateModel(tf.keras.Sequential(parts), plan, 4)

@@ -6,6 +6,7 @@ import shutil
 
 import fitted
 import numpy as np
+import plans
 import pytest
 import scipy.linalg
 import scipy.optimize
@@ -13,10 +14,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tfdpsq.privacy import (
-    PrivacySpec,
-    make_certificate,
     make_optimizer,
-    make_plan,
     verify_certificate,
 )
 from tfdpsq.privacy.randomness.correlation import NoiseWindow
@@ -26,26 +24,18 @@ from tfdpsq.validation import InputError
 # Epochs of 10 steps, in windows of 4, 4 and 2; the last epoch is not finished.
 _STEPS, _EPOCH = 27, 10
 _WEIGHTS = 4000
-_STATED = dict(
-    description="made up",
-    sensitivity_argument="rows apart",
-    training={},
-    fingerprints={},
+
+
+_plan = functools.partial(
+    plans.plan,
+    num_units=52,
+    n_is_public=True,
+    batch_size=5,
+    steps=_STEPS,
+    sampler="shuffled",
+    noise_window=4,
+    accountant="pld",
 )
-
-
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=52,
-        n_is_public=True,
-        batch_size=5,
-        steps=_STEPS,
-        sampler="shuffled",
-        noise_window=4,
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
 
 
 def _zeros():
@@ -251,15 +241,15 @@ def test_windows_are_parts_of_an_epoch():
 
 
 def test_certificates_say_what_cancels_and_verify():
-    certificate = make_certificate(_plan(), 12, **_STATED)
+    certificate = plans.certificate(_plan(), 12)
     mechanism = certificate["mechanism"]
     assert mechanism["name"].endswith("matrix factorisation (DP-MF)")
     assert certificate["spec"]["noise_window"] == mechanism["noise_window"] == 4
     assert "every 4 steps of an epoch of 10" in mechanism["noise_in_words"]
     assert not verify_certificate(certificate).problems
-    most = make_certificate(_plan(noise_window=1000), 12, **_STATED)["mechanism"]
+    most = plans.certificate(_plan(noise_window=1000), 12)["mechanism"]
     assert most["noise_window"] == _EPOCH and "every 10 steps" in most["noise_in_words"]
-    plain = make_certificate(_plan(noise_window=None), 12, **_STATED)
+    plain = plans.certificate(_plan(noise_window=None), 12)
     assert "noise_window" not in plain["spec"] and "noise" not in plain["mechanism"]
     mechanism["noise_window"] = 5
     problems = " ".join(verify_certificate(certificate).problems)

@@ -1,16 +1,17 @@
 """Rows that read each other, clipped one at a time: against a float64 loop."""
 
+import functools
+
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
     Coupled,
-    PrivacySpec,
     coupled,
     make_logical_step,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.validation import InputError
@@ -18,18 +19,15 @@ from tfdpsq.validation import InputError
 _C, _ROWS = 10.0, 6
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=_C,
-        num_units=_ROWS,
-        batch_size=3,
-        steps=2,
-        accountant="rdp",
-        max_batch_size=_ROWS,
-        sensitivity_multiplier=2 * _ROWS - 1,
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan,
+    clip_norm=_C,
+    num_units=_ROWS,
+    batch_size=3,
+    steps=2,
+    max_batch_size=_ROWS,
+    sensitivity_multiplier=2 * _ROWS - 1,
+)
 
 
 def _kernel():

@@ -1,9 +1,11 @@
 """Arguments of `PrivateModel` that are refused before anything is spent or written."""
 
+import functools
 import os
 import re
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 from fitted import compiled, plan_of
@@ -17,18 +19,15 @@ _X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype(np.float32)
 _Y = _X[:, :1]
 
 
-def _plan():
-    return privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=8.0,
-            clip_norm=0.1,
-            num_units=ROWS,
-            n_is_public=True,
-            batch_size=8,
-            steps=2,
-            accountant="rdp",
-        )
-    )
+_plan = functools.partial(
+    plans.plan,
+    epsilon=8.0,
+    clip_norm=0.1,
+    num_units=ROWS,
+    n_is_public=True,
+    batch_size=8,
+    steps=2,
+)
 
 
 def _private(loss="mse", **options):

@@ -8,9 +8,10 @@ import copy
 import dataclasses
 import math
 
+import plans
 import pytest
 
-from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan, verify_certificate
+from tfdpsq.privacy import PrivacySpec, make_plan, verify_certificate
 from tfdpsq.privacy.proof.certificate import digest_of
 
 _SPEC = PrivacySpec(
@@ -23,17 +24,6 @@ _SPEC = PrivacySpec(
     max_batch_size=160,
     sensitivity_multiplier=2.0,
 )
-
-
-def _certificate(plan):
-    return make_certificate(
-        plan,
-        12,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={},
-    )
 
 
 def _forged(certificate, *edits):
@@ -185,7 +175,7 @@ def _times(factor):
     ],
 )
 def test_forgeries_with_a_new_digest_are_found(edits, found):
-    forged = _forged(_certificate(make_plan(_SPEC)), *edits)
+    forged = _forged(plans.certificate(make_plan(_SPEC)), *edits)
     problems = verify_certificate(forged).problems
     assert any(found in problem for problem in problems), problems
     assert not any("digest" in problem for problem in problems)
@@ -193,7 +183,7 @@ def test_forgeries_with_a_new_digest_are_found(edits, found):
 
 def test_a_true_value_beside_a_false_one_does_not_cover_it():
     """Under a key with a dot, which looks like the path of the false one."""
-    certificate = _certificate(make_plan(_SPEC))
+    certificate = plans.certificate(make_plan(_SPEC))
     true = certificate["guarantee"]["epsilon"]
     lowered = {**certificate["guarantee"], "epsilon": 0.2}
     decoy = {**certificate, "guarantee": lowered, "guarantee.epsilon": true}
@@ -207,8 +197,8 @@ def test_poisson_figures_for_shuffled_batches_are_found():
             _SPEC, sampler="shuffled", n_is_public=True, max_batch_size=None
         )
     )
-    certificate = _certificate(shuffled)
-    poisson = _certificate(
+    certificate = plans.certificate(shuffled)
+    poisson = plans.certificate(
         dataclasses.replace(
             make_plan(_SPEC), noise_multiplier=shuffled.noise_multiplier
         )
@@ -282,8 +272,8 @@ _SECURE = dataclasses.replace(_SPEC, secure=True)
     ],
 )
 def test_forged_claims_of_security_are_found(made, edits, found):
-    certificate = _certificate(make_plan(made))
-    secure = _certificate(make_plan(_SECURE))
+    certificate = plans.certificate(make_plan(made))
+    secure = plans.certificate(make_plan(_SECURE))
 
     def value_of(path, value):
         if value == "of the secure one":
@@ -300,7 +290,7 @@ def test_forged_claims_of_security_are_found(made, edits, found):
 
 def test_a_secure_run_was_never_certified_without_its_randomness():
     """Certificates from before they had the entry are of the default alone."""
-    certificate = _certificate(make_plan(_SECURE))
+    certificate = plans.certificate(make_plan(_SECURE))
     left = {key: value for key, value in certificate.items() if key != "randomness"}
     problems = verify_certificate(_forged(left)).problems
     assert any("randomness.secure is missing" in problem for problem in problems)
@@ -308,7 +298,7 @@ def test_a_secure_run_was_never_certified_without_its_randomness():
 
 def test_an_unprotected_run_cannot_be_passed_off_as_private():
     forged = _forged(
-        _certificate(make_plan(dataclasses.replace(_SPEC, epsilon=math.inf))),
+        plans.certificate(make_plan(dataclasses.replace(_SPEC, epsilon=math.inf))),
         ("private", True),
         ("guarantee.epsilon", 1.0),
         ("spec.epsilon", 1.0),

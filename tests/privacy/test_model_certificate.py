@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -21,9 +22,8 @@ def _model(wrapped=None, noise_seed=None, options=None, **changes):
         n_is_public=True,
         batch_size=16,
         steps=4,
-        accountant="rdp",
     )
-    plan = privacy.make_plan(privacy.PrivacySpec(**{**spec, **changes}))
+    plan = plans.plan(**{**spec, **changes})
     layers = [tf.keras.layers.Dense(3, input_shape=(6,))]
     wrapped = wrapped or tf.keras.Sequential(layers)
     model = privacy.PrivateModel(wrapped, plan, 8, **(options or {}))

@@ -4,19 +4,19 @@ The noise's law is in test_statistics.py, what Adam and Adafactor do with it in
 test_trajectories.py.
 """
 
+import functools
 import math
 import re
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from tfdpsq.privacy import (
-    PrivacySpec,
     make_logical_step,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.privacy import spec as spec_module
@@ -25,17 +25,7 @@ from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.noise import draw_key, normal
 from tfdpsq.validation import InputError
 
-
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=400,
-        batch_size=16,
-        steps=50,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(plans.plan, num_units=400, batch_size=16, steps=50)
 
 
 def _linear_rows(width, outputs, rows, seed=0):
@@ -517,10 +507,8 @@ def test_without_tensorflow_privacy_engine_fast_trains_to_the_same_bytes(monkeyp
         for name in ("adam", "adafactor", "t5x_adafactor"):
             tf.keras.utils.set_random_seed(0)
             model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
-            plan = make_plan(
-                PrivacySpec(
-                    epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3
-                )
+            plan = plans.plan(
+                epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3
             )
             optimizer = make_optimizer(plan, 0.1, name, noise_seed=1)
             step = make_logical_step(
@@ -542,9 +530,7 @@ def test_without_tensorflow_privacy_engine_fast_trains_to_the_same_bytes(monkeyp
 @pytest.mark.parametrize("name", ["adam", "adafactor", "t5x_adafactor", "sgd"])
 def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
     monkeypatch.setattr(parts, "MISSING", "ImportError: no estimator")
-    plan = make_plan(
-        PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
-    )
+    plan = plans.plan(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
     for engine in ("dpkeras", "vectorized"):
         with pytest.raises(InputError, match=r"no estimator\). Use engine \"fast\""):
             make_optimizer(plan, 0.1, name, engine=engine)
@@ -567,9 +553,7 @@ def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
 )
 def test_a_step_opens_the_optimizer_to_its_own_gradients_alone(name, engine):
     """The weights could be moved by anything after training, under its certificate."""
-    plan = make_plan(
-        PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
-    )
+    plan = plans.plan(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
     variable = tf.Variable([1.0])
     optimizer = make_optimizer(plan, 0.1, name, engine=engine)
     optimizer.prepare([variable])

@@ -3,22 +3,22 @@
 In one process, by raising where test_resume.py kills.
 """
 
+import functools
 import json
 import math
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
     Diverged,
-    PrivacySpec,
     PrivateModel,
     checkpoint,
     discard_state,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
@@ -35,16 +35,9 @@ def _stop():
     raise _Stop
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=4.0,
-        clip_norm=0.5,
-        num_units=60,
-        batch_size=8,
-        steps=_STEPS,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, epsilon=4.0, num_units=60, batch_size=8, steps=_STEPS
+)
 
 
 class _Run:

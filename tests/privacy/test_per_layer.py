@@ -4,6 +4,7 @@ import math
 
 import fitted
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -11,7 +12,6 @@ from tfdpsq.privacy import (
     Coupled,
     PrivacySpec,
     fast,
-    make_certificate,
     make_logical_step,
     make_optimizer,
     make_plan,
@@ -147,14 +147,11 @@ def test_a_model_trains_with_it():
 
 
 def test_certificates_say_it_and_verify():
-    stated = dict(
-        description="made up", sensitivity_argument="", training={}, fingerprints={}
-    )
-    certificate = make_certificate(make_plan(_spec()), 5, **stated)
+    certificate = plans.certificate(make_plan(_spec()), 5)
     assert "by itself" in certificate["mechanism"]["clipping_in_words"]
     assert certificate["spec"]["clip_per_layer"] is True
     assert not verify_certificate(certificate).problems
-    plain = make_certificate(make_plan(_spec(clip_per_layer=False)), 5, **stated)
+    plain = plans.certificate(make_plan(_spec(clip_per_layer=False)), 5)
     assert "clip_per_layer" not in plain["spec"]
     assert "clipping_in_words" not in plain["mechanism"]
 

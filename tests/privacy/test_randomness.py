@@ -1,6 +1,7 @@
 """Dropout from keys: repeated exactly, and never the same where it must differ."""
 
 import numpy as np
+import plans
 import pytest
 import scipy.stats
 import tensorflow as tf
@@ -8,7 +9,7 @@ from dense_runs import squared, wide_plan, wide_run
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import make_optimizer, train
 from tfdpsq.privacy.randomness import noise
 from tfdpsq.privacy.replay import (
     replayable,
@@ -397,16 +398,13 @@ def test_masks_that_drop_all_of_a_narrow_model_are_no_dependence_on_places():
         ]
     )
     model(x[:2])
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=8.0,
-            delta=1e-3,
-            clip_norm=0.5,
-            num_units=64,
-            batch_size=16,
-            steps=1,
-            accountant="rdp",
-        )
+    plan = plans.plan(
+        epsilon=8.0,
+        delta=1e-3,
+        clip_norm=0.5,
+        num_units=64,
+        batch_size=16,
+        steps=1,
     )
     taken = train(
         plan,

@@ -1,10 +1,12 @@
 """Replicas, loops of steps and interruptions change nothing of what is trained."""
 
+import functools
 import json
 import math
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -12,10 +14,8 @@ from tfdpsq.privacy import (
     Coupled,
     Diverged,
     Preempted,
-    PrivacySpec,
     checkpoint,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
@@ -25,16 +25,9 @@ from tfdpsq.validation import InputError
 _N, _STEPS, _MICROBATCH = 60, 7, 4
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=4.0,
-        clip_norm=0.5,
-        num_units=_N,
-        batch_size=14,
-        steps=_STEPS,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, epsilon=4.0, num_units=_N, batch_size=14, steps=_STEPS
+)
 
 
 def _strategy(replicas, logical_cpus):

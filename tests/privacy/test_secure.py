@@ -6,6 +6,7 @@ test_statistics.py and test_statistics_sampling.py.
 
 import decimal
 import fractions
+import functools
 import hashlib
 import hmac
 import itertools
@@ -15,17 +16,15 @@ import pathlib
 import sys
 
 import numpy as np
+import plans
 import pytest
 import scipy.special
 import scipy.stats
 import tensorflow as tf
 
 from tfdpsq.privacy import (
-    PrivacySpec,
     checkpoint,
-    make_certificate,
     make_optimizer,
-    make_plan,
     train,
     verify_certificate,
 )
@@ -39,17 +38,9 @@ from tfdpsq.validation import InputError
 _ACCEPTED, _REJECTED = 1e-4, 1e-9
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=2000,
-        batch_size=100,
-        steps=20,
-        accountant="rdp",
-        secure=True,
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, num_units=2000, batch_size=100, steps=20, secure=True
+)
 
 
 class _Words:
@@ -506,14 +497,7 @@ def test_a_missing_library_is_named_before_anything_is_spent(monkeypatch):
 
 
 def _certificate(**changes):
-    return make_certificate(
-        _plan(**changes),
-        20,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={},
-    )
+    return plans.certificate(_plan(**changes))
 
 
 def test_the_certificate_says_what_is_secure_and_what_is_not():

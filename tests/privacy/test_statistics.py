@@ -9,20 +9,20 @@ tensorflow-privacy alone gives √replicas and √microbatches times that.
 """
 
 import copy
+import functools
 import itertools
 import math
 
 import numpy as np
+import plans
 import pytest
 import scipy.stats
 import tensorflow as tf
 
 from tfdpsq.privacy import (
-    PrivacySpec,
     loop,
     make_logical_step,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.privacy.optimizers import ENGINES
@@ -36,17 +36,8 @@ _RATE = 0.3
 _WRONG = (2 / 3, 3 / 2, math.sqrt(2), 1 / math.sqrt(2), 2, 1 / 2)
 
 
-def _plan(**changes):
-    # Everybody takes part in every step, so that it has as many microbatches as said.
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=32,
-        batch_size=32,
-        steps=3,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+# Everybody takes part in every step, so that it has as many microbatches as said.
+_plan = functools.partial(plans.plan, num_units=32, batch_size=32, steps=3)
 
 
 def _deviation(plan):

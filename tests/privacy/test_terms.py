@@ -1,18 +1,18 @@
 """Sums of clipped gradients with coefficients, against a float64 loop."""
 
+import functools
 import math
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
-    PrivacySpec,
     Terms,
     fast,
     make_logical_step,
     make_optimizer,
-    make_plan,
     train,
 )
 from tfdpsq.privacy.terms import require_losses
@@ -21,11 +21,7 @@ from tfdpsq.validation import InputError
 _C = 0.4
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0, clip_norm=_C, num_units=40, batch_size=6, steps=2, accountant="rdp"
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(plans.plan, clip_norm=_C, num_units=40, batch_size=6, steps=2)
 
 
 def _layer():

@@ -1,28 +1,20 @@
 """The loop that runs a plan, and what it refuses."""
 
+import functools
 import math
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
 from tfdpsq.layers.seeded_dropout import SeededDropout
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import make_optimizer, train
 from tfdpsq.privacy.batches import batch_of, padded_rows
 from tfdpsq.privacy.endings import finite_check
 from tfdpsq.privacy.randomness.sampling import Draw
 
-
-def _plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=0.5,
-        num_units=12,
-        batch_size=6,
-        steps=4,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(plans.plan, num_units=12, batch_size=6, steps=4)
 
 
 def _run(plan, per_example_losses, optimizer=None, take=None, **options):

@@ -6,18 +6,18 @@ gradients, which plain SGD shows. Adam and Adafactor are then recomputed from th
 in float64, as their papers have them.
 """
 
+import functools
 import math
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
     Groups,
-    PrivacySpec,
     make_logical_step,
     make_optimizer,
-    make_plan,
     train,
 )
 
@@ -25,16 +25,9 @@ _STEPS = 6
 _COUNTS = (13, 16, 5, 0, 9, 16)  # rows in use, of 16
 
 
-def _plan(**changes):
-    values = dict(
-        epsilon=4.0,
-        clip_norm=0.5,
-        num_units=400,
-        batch_size=16,
-        steps=_STEPS,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, epsilon=4.0, num_units=400, batch_size=16, steps=_STEPS
+)
 
 
 class _Linear:

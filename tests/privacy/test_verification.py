@@ -8,12 +8,12 @@ import copy
 import dataclasses
 import math
 
+import plans
 import pytest
 
 from tfdpsq.privacy import (
     Ledger,
     PrivacySpec,
-    make_certificate,
     make_plan,
     read_ledger,
     verify_certificate,
@@ -60,11 +60,9 @@ def _plan(kind):
 def _certificate(kind, steps=None, ledger_head="ab" * 32):
     if steps is None:  # as many as planned, which saves one evaluation by PLD
         steps = 12 if kind == "poisson" else 10
-    return make_certificate(
+    return plans.certificate(
         _plan(kind),
         steps,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
         training={"engine": "fast", "learning_rate": 0.001, "jit": False},
         fingerprints={"code": "cd" * 32},
         private_reads=[{"what": "losses", "where": "terminal"}],
@@ -214,14 +212,7 @@ def test_a_new_certificate_with_a_withdrawn_sentence_is_refused_or_warned_of(sec
     """
     spec = _plan("poisson").spec
     plan = make_plan(dataclasses.replace(spec, secure=secure))
-    made = make_certificate(
-        plan,
-        12,
-        description="",
-        sensitivity_argument="",
-        training={},
-        fingerprints={},
-    )
+    made = plans.certificate(plan)
     assert verify_certificate(made).warnings == ()
     (place,) = (
         i for i, line in enumerate(made["not_covered"]) if "wrote several" in line
@@ -289,8 +280,7 @@ def test_rounding_of_another_machine_is_taken_and_no_more():
     spec = PrivacySpec(
         epsilon=4.0, clip_norm=1.0, num_units=500_000, batch_size=500, steps=20_000
     )
-    words = {"description": "x", "sensitivity_argument": "y", "training": {}}
-    true = make_certificate(make_plan(spec), 20_000, **words, fingerprints={})
+    true = plans.certificate(make_plan(spec))
     for share, verifies in ((1 - 1e-5, True), (1 - 1e-4, False), (1 + 1e-4, False)):
         names = ("guarantee.epsilon", "accounting.epsilon_pld")
         edited = _edited(true, *((name, _times(share)) for name in names))
@@ -299,7 +289,7 @@ def test_rounding_of_another_machine_is_taken_and_no_more():
     edited = _edited(true, ("accounting.epsilon_rdp", _times(1 - 1e-5)))
     assert verify_certificate(_sealed(edited)).problems
     by_rdp = make_plan(dataclasses.replace(spec, accountant="rdp"))
-    true = make_certificate(by_rdp, 20_000, **words, fingerprints={})
+    true = plans.certificate(by_rdp)
     edited = _edited(true, ("guarantee.epsilon", _times(1 - 1e-5)))
     assert verify_certificate(_sealed(edited)).problems
 

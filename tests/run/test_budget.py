@@ -8,6 +8,7 @@ import re
 import shutil
 import types
 
+import plans
 import pytest
 import tiny
 
@@ -31,12 +32,9 @@ _SPEC = privacy.PrivacySpec(
 
 
 def _certificate(steps=4, head="a", pairs="keyed:1", unit="query", **changes):
-    return privacy.make_certificate(
+    return plans.certificate(
         privacy.make_plan(dataclasses.replace(_SPEC, unit=unit, **changes)),
         steps,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
         fingerprints={"pairs": pairs},
         ledger_head=head,
     )

@@ -2,6 +2,7 @@
 
 import json
 
+import plans
 import pytest
 import tiny_grid as _grid
 
@@ -29,14 +30,10 @@ def points(monkeypatch):
         source = sources.load_source(stage.pairs, stage.split, stage.unit)
         units = private_training.units_of(source, stage.unit, stage.user_field)
         plan = privacy.make_plan(private_training.spec_of(stage, units))
-        made[out.name] = certificate = privacy.make_certificate(
+        made[out.name] = certificate = plans.certificate(
             plan,
-            plan.spec.steps,
-            description="A generator.",
-            sensitivity_argument="Each loss depends on one query.",
             training={"learning_rate": stage.learning_rate},
             fingerprints={"code": "ab"},
-            private_reads=[],
             ledger_head=f"{len(made)}" * 64,
         )
         if stage.learning_rate == _DIVERGES:

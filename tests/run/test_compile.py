@@ -1,8 +1,10 @@
 """Every step a TPU would run compiles under XLA, with static shapes."""
 
+import functools
 import math
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -22,16 +24,9 @@ _T5 = {
 _N = 20
 
 
-def _plan(epsilon, **changes):
-    values = dict(
-        epsilon=epsilon,
-        clip_norm=0.1,
-        num_units=_N,
-        batch_size=3,
-        steps=2,
-        accountant="rdp",
-    )
-    return privacy.make_plan(privacy.PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, epsilon=8.0, clip_norm=0.1, num_units=_N, batch_size=3, steps=2
+)
 
 
 def _train(plan, model, arrays, microbatch, engine, jit):
@@ -84,7 +79,7 @@ def test_generator_training_compiles(version, epsilon, engine):
     arrays = _pairs({"document": 7, "query": 5})
     start = [v.numpy() for v in model.trainable_variables]
     after = _train(
-        _plan(epsilon),
+        _plan(epsilon=epsilon),
         model,
         arrays,
         4,
@@ -104,7 +99,7 @@ def test_bfloat16_and_rematerialisation_compile(epsilon):
     config = T5Config(**_T5, version="1.1", dropout=0.1)
     model = T5QueryGenerator(config, "mixed_bfloat16", rematerialize=True)
     arrays = _pairs({"document": 7, "query": 5})
-    after = _train(_plan(epsilon), model, arrays, 4, "fast", jit=True)
+    after = _train(_plan(epsilon=epsilon), model, arrays, 4, "fast", jit=True)
     assert all(np.isfinite(v).all() for v in after)
 
 
@@ -118,7 +113,7 @@ def test_engines_agree_on_a_t5(rematerialize):
         tf.keras.utils.set_random_seed(0)
         config = T5Config(**_T5, version="1.0", dropout=0.3)
         model = T5QueryGenerator(config, rematerialize=rematerialize)
-        results.append(_train(_plan(8.0), model, arrays, 4, engine, jit=False))
+        results.append(_train(_plan(), model, arrays, 4, engine, jit=False))
     for other in results[1:]:
         for a, b in zip(results[0], other):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -140,7 +135,6 @@ def _two_tower():
 def test_direct_dp_training_of_the_retriever_compiles(engine):
     maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
     plan = _plan(
-        8.0,
         max_batch_size=maximum,
         sensitivity_multiplier=retriever.naive_sensitivity_multiplier(maximum),
     )
@@ -164,7 +158,7 @@ def test_every_method_of_direct_training_compiles(method):
         changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
     if method == "naive":
         options = {"microbatch": 4, "coupled": True}
-    plan = _plan(8.0, **changes)
+    plan = _plan(**changes)
     if method == "naive":
         losses = retriever.NaiveLosses(model, 4)
 

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tiny as _tiny
 
@@ -32,23 +33,10 @@ _QUERIES = embedding.QUERIES
 
 
 def _certificate(epsilon):
-    spec = privacy.PrivacySpec(
-        epsilon=epsilon,
-        clip_norm=0.1,
-        num_units=400,
-        n_is_public=True,
-        batch_size=8,
-        steps=4,
-        accountant="rdp",
+    plan = plans.plan(
+        epsilon=epsilon, num_units=400, n_is_public=True, batch_size=8, steps=4
     )
-    return privacy.make_certificate(
-        privacy.make_plan(spec),
-        4,
-        description="A test.",
-        sensitivity_argument="A test.",
-        training={},
-        fingerprints={},
-    )
+    return plans.certificate(plan)
 
 
 @pytest.fixture(scope="module")

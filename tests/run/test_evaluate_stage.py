@@ -5,6 +5,7 @@ import pickle
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 import tiny as _tiny
@@ -22,7 +23,6 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation.ranking import trec
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
@@ -244,19 +244,8 @@ def test_systems_are_measured_together_with_bm25(base, public, monkeypatch, meth
 
 def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, public):
     unprotected = base / "unprotected"
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=float("inf"), clip_norm=0.5, num_units=200, batch_size=10, steps=4
-        )
-    )
-    certificate = make_certificate(
-        plan,
-        4,
-        description="A.",
-        sensitivity_argument="None.",
-        training={},
-        fingerprints={},
-    )
+    plan = plans.plan(epsilon=float("inf"), num_units=200, batch_size=10, steps=4)
+    certificate = plans.certificate(plan)
     write_synthetic(unprotected, read_synthetic(public), {}, certificate)
     out = base / "private" / "never"
     for fusion, message in (

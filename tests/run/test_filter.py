@@ -5,11 +5,12 @@ import math
 import shutil
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 import tiny
 
-from tfdpsq import evaluation, privacy, retriever
+from tfdpsq import evaluation, retriever
 from tfdpsq.data import (
     Document,
     Tokenizer,
@@ -46,23 +47,10 @@ TEXTS = [
 
 
 def _certificate(epsilon, **stated):
-    spec = privacy.PrivacySpec(
-        epsilon=epsilon,
-        clip_norm=1.0,
-        num_units=1000,
-        n_is_public=True,
-        batch_size=100,
-        steps=10,
-        accountant="rdp",
+    plan = plans.plan(
+        epsilon=epsilon, num_units=1000, n_is_public=True, batch_size=100, steps=10
     )
-    return privacy.make_certificate(
-        privacy.make_plan(spec),
-        10,
-        description="A test.",
-        sensitivity_argument="A test.",
-        training={},
-        **{"fingerprints": {}, "private_reads": [], "ledger_head": "", **stated},
-    )
+    return plans.certificate(plan, **stated)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import shutil
 import time
 
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -25,29 +26,12 @@ _SECRET = "who sorts a list"
 
 
 def _certificate(ledger):
-    plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=1.0,
-            clip_norm=0.5,
-            num_units=200,
-            batch_size=20,
-            steps=4,
-            accountant="rdp",
-        )
-    )
+    plan = plans.plan(epsilon=1.0, num_units=200, batch_size=20, steps=4)
     with privacy.Ledger.open(ledger, plan.fingerprint, "keyed:1", 4) as opened:
         for step in range(4):
             opened.pay(step)
         head = opened.head
-    return privacy.make_certificate(
-        plan,
-        4,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={"pairs": "keyed:1"},
-        ledger_head=head,
-    )
+    return plans.certificate(plan, fingerprints={"pairs": "keyed:1"}, ledger_head=head)
 
 
 def _write(path, content=_SECRET):

@@ -11,12 +11,13 @@ import time
 
 import killing as _killing
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 import tiny as _tiny
 from safetensors.numpy import load_file
 
-from tfdpsq import privacy, validation
+from tfdpsq import validation
 from tfdpsq.data import Tokenizer, build_pydocs, train_vocabulary
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
@@ -280,25 +281,8 @@ def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_pa
     private.mkdir()
     for file in finished.iterdir():
         (private / file.name).write_bytes(file.read_bytes())
-    plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=8.0,
-            clip_norm=1.0,
-            num_units=100,
-            n_is_public=True,
-            batch_size=10,
-            steps=2,
-        )
-    )
-    certificate = privacy.make_certificate(
-        plan,
-        2,
-        description="A T5.",
-        sensitivity_argument="One row a query.",
-        training={},
-        fingerprints={},
-        private_reads=[],
-    )
+    plan = plans.plan(epsilon=8.0, num_units=100, batch_size=10, steps=2)
+    certificate = plans.certificate(plan)
     (private / "certificate.json").write_text(json.dumps(certificate))
     config = _config(pairs, init=str(private))
     config.t5 = pretrain.default_config().t5  # the weights decide

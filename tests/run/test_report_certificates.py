@@ -1,19 +1,20 @@
 """Certificates in words: the certificate's own numbers, and no promise beyond."""
 
+import functools
 import math
 
+import plans
 import report_page as _page
 
 from tfdpsq.privacy import (
-    PrivacySpec,
     Selection,
     TrainedRun,
-    make_certificate,
-    make_plan,
     make_selection_certificate,
 )
 from tfdpsq.run.core import releases
 from tfdpsq.run.reporting import data_card
+
+_plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=20)
 
 
 def _text(tmp_path, *certificates):
@@ -28,22 +29,11 @@ def _text(tmp_path, *certificates):
 
 
 def _certificate(epsilon, **changes):
-    spec = PrivacySpec(
-        epsilon=epsilon,
-        clip_norm=0.5,
-        num_units=2000,
-        batch_size=100,
-        steps=20,
-        accountant="rdp",
-        **changes,
-    )
-    return make_certificate(
-        make_plan(spec),
+    return plans.certificate(
+        _plan(epsilon=epsilon, **changes),
         15,
         description="T5 fine-tuned on pydocs",
         sensitivity_argument="each loss depends on one query",
-        training={},
-        fingerprints={},
         private_reads=[{"what": "validation loss", "where": "finetune"}],
     )
 
@@ -135,17 +125,9 @@ def test_releasing_several_artefacts_adds_up(tmp_path):
 
 
 def test_a_run_chosen_among_several_says_so_and_what_is_not_covered(tmp_path):
-    spec = PrivacySpec(
-        epsilon=1.0,
-        delta=1e-4,
-        clip_norm=0.5,
-        num_units=2000,
-        batch_size=100,
-        steps=20,
-        accountant="rdp",
-    )
+    plan = _plan(epsilon=1.0, delta=1e-4)
     own = {**_certificate(2.0), "private_reads": []}
-    runs = {name: TrainedRun(make_plan(spec), {}, None) for name in "ab"}
+    runs = {name: TrainedRun(plan, {}, None) for name in "ab"}
     texts = {}
     for choice_epsilon in (3.5, None):
         selection = Selection(runs, "a", 2.0, 2e-4, choice_epsilon, "sentence BLEU")

@@ -1,14 +1,16 @@
 """The command that verifies a certificate: what it prints, and how it exits."""
 
+import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import plans
 import pytest
 
-from tfdpsq.privacy import Ledger, PrivacySpec, make_certificate, make_plan
+from tfdpsq.privacy import Ledger
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.run import verify
 
@@ -22,22 +24,13 @@ _HEAVY = (
 )
 
 
+_plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=4)
+
+
 @pytest.fixture
 def unprotected(tmp_path):
     """The path of an unprotected run's certificate."""
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=float("inf"), clip_norm=0.5, num_units=2000, batch_size=100, steps=4
-        )
-    )
-    certificate = make_certificate(
-        plan,
-        4,
-        description="A model.",
-        sensitivity_argument="None.",
-        training={},
-        fingerprints={},
-    )
+    certificate = plans.certificate(_plan(epsilon=float("inf")))
     path = tmp_path / "unprotected.json"
     path.write_text(json.dumps(certificate))
     return str(path)
@@ -46,23 +39,13 @@ def unprotected(tmp_path):
 @pytest.fixture
 def made(tmp_path):
     """A true certificate, its ledger, and a function that writes an edited copy."""
-    plan = make_plan(
-        PrivacySpec(epsilon=1.0, clip_norm=0.5, num_units=2000, batch_size=100, steps=4)
-    )
+    plan = _plan(epsilon=1.0, accountant="pld")
     ledger = tmp_path / "ledger.jsonl"
     with Ledger.open(ledger, plan.fingerprint, "data", 4) as opened:
         for step in range(4):
             opened.pay(step)
         head = opened.head
-    certificate = make_certificate(
-        plan,
-        4,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one query.",
-        training={},
-        fingerprints={},
-        ledger_head=head,
-    )
+    certificate = plans.certificate(plan, ledger_head=head)
 
     def write(name="certificate.json", **changes):
         path = tmp_path / name

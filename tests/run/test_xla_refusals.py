@@ -5,11 +5,13 @@ compiled, in 32 bits or fewer, without asking its host. Compiling says the first
 rest is read off the program.
 """
 
+import functools
 import math
 import re
 
 import ml_collections
 import numpy as np
+import plans
 import pytest
 import tensorflow as tf
 
@@ -112,16 +114,9 @@ def _batch(rows, columns):
     return batch
 
 
-def _plan(epsilon=8.0, **changes):
-    values = dict(
-        epsilon=epsilon,
-        clip_norm=0.1,
-        num_units=_N,
-        batch_size=3,
-        steps=2,
-        accountant="rdp",
-    )
-    return privacy.make_plan(privacy.PrivacySpec(**{**values, **changes}))
+_plan = functools.partial(
+    plans.plan, epsilon=8.0, clip_norm=0.1, num_units=_N, batch_size=3, steps=2
+)
 
 
 @pytest.mark.slow
@@ -145,7 +140,7 @@ def test_private_training_of_the_generator(optimizer, epsilon, engine, dtype):
     step = make_logical_step(
         lambda batch: model.per_example_losses(batch, training=True),
         model.trainable_variables,
-        privacy.make_optimizer(_plan(epsilon), 0.1, optimizer, engine),
+        privacy.make_optimizer(_plan(epsilon=epsilon), 0.1, optimizer, engine),
         4,
         layers=[model],
     )

@@ -4,10 +4,11 @@ import itertools
 import json
 
 import numpy as np
+import plans
 import pytest
 import tiny_sets as _tiny_sets
 
-from tfdpsq import evaluation, privacy
+from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.retriever import index
 from tfdpsq.retriever.nearest import KBest
@@ -264,23 +265,10 @@ def test_a_set_too_small_for_a_tree_is_named_before_any_search(
 
 def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):
     """The first one's would claim the budget of one run for both."""
-    spec = privacy.PrivacySpec(
-        epsilon=1.0,
-        clip_norm=0.5,
-        num_units=200,
-        batch_size=20,
-        steps=4,
-        accountant="rdp",
-    )
+    plan = plans.plan(epsilon=1.0, num_units=200, batch_size=20, steps=4)
     for name in ("one", "two"):
-        certificate = privacy.make_certificate(
-            privacy.make_plan(spec),
-            4,
-            description="A model.",
-            sensitivity_argument="Each loss depends on one unit alone.",
-            training={},
-            fingerprints={"pairs": "keyed:1"},
-            ledger_head=name,
+        certificate = plans.certificate(
+            plan, fingerprints={"pairs": "keyed:1"}, ledger_head=name
         )
         (tmp_path / name).mkdir()
         (tmp_path / name / "certificate.json").write_text(json.dumps(certificate))

@@ -208,28 +208,21 @@ def write_private_generator(directory, public, epsilon):
 
     For tests of what follows from its certificate.
     """
-    from tfdpsq import privacy
+    import plans
+
     from tfdpsq.run.core import records
 
     shutil.copytree(public, directory)
-    spec = privacy.PrivacySpec(
+    plan = plans.plan(
         epsilon=epsilon,
         clip_norm=0.1,
         num_units=60,
         batch_size=8,
         steps=1,
-        accountant="rdp",
         n_is_public=True,
     )
-    certificate = privacy.make_certificate(
-        privacy.make_plan(spec),
-        spec.steps,
-        description="A T5 generator.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={"pairs": "keyed:1"},
-        private_reads=[],
-        ledger_head=f"head of {epsilon}",
+    certificate = plans.certificate(
+        plan, fingerprints={"pairs": "keyed:1"}, ledger_head=f"head of {epsilon}"
     )
     records.write_certificate(directory, certificate)
 
