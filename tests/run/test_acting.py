@@ -225,8 +225,7 @@ def test_settings_of_tfds_are_refused_for_files(tmp_path):
 
 
 def test_users_are_refused_where_nobody_is_protected(tmp_path):
-    config = train_retriever.default_config()
-    config.update(unit="user", n_is_public=True)
+    config = _tiny.config(train_retriever, unit="user", n_is_public=True)
     with pytest.raises(InputError, match="'plain' protects nobody"):
         train_retriever.run(config, tmp_path / "private" / "out")
 
@@ -371,23 +370,18 @@ def test_every_setting_of_plain_training_acts(tmp_path):
     train_vocabulary(queries, 320, tmp_path / "spiece.model")  # made-up queries
 
     def trained(number, name="seed", value=0):
-        config = train_retriever.default_config()
-        config.update(
-            {
-                "pairs": str(tmp_path / "pairs"),
-                "vocabulary": str(tmp_path / "spiece.model"),
-                "document_length": 24,
-                "query_length": 10,
-                "embedding_dim": 8,
-                "batch_size": 4,
-                "steps": 4,
-                "n_is_public": True,
-            }
-        )
-        config.t5.update(
-            vocabulary_size=330,
-            **{**_tiny.SHAPE, "dropout": 0.1},
-            version="1.0",
+        t5 = {"vocabulary_size": 330, "dropout": 0.1, "version": "1.0"}
+        config = _tiny.config(
+            train_retriever,
+            t5={**_tiny.SHAPE, **t5},
+            pairs=str(tmp_path / "pairs"),
+            vocabulary=str(tmp_path / "spiece.model"),
+            document_length=24,
+            query_length=10,
+            embedding_dim=8,
+            batch_size=4,
+            steps=4,
+            n_is_public=True,
         )
         _set(config, name, value)
         out = tmp_path / "private" / f"{number}"

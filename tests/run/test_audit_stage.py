@@ -13,12 +13,10 @@ import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
-from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
 from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
@@ -31,13 +29,8 @@ TRIALS, CANDIDATES, COINS = 2, 20, 30
 def base(tmp_path_factory):
     """Pairs with canaries, a generator trained on them, its set, and the audit."""
     base = tmp_path_factory.mktemp("audit")
-    queries = _tiny.write_pairs(base / "pairs", train=120)
-    digits = [" ".join("0123456789")] * 40
-    train_vocabulary([*queries, *digits], 320, base / "spiece.model")
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    digits = (" ".join("0123456789"),) * 40
+    _tiny.write_start(base, dropout=0.1, further=digits, train=120)
     _insert(base, "private/canaries")
     _train(base, "private/generator", epsilon=math.inf)
     settings = synthesize.default_config()
@@ -246,11 +239,8 @@ def test_secrets_in_the_set_are_counted_apart_from_those_that_it_writes():
 def test_what_is_written_for_canaries_documents_is_no_part_of_the_set(base, tmp_path):
     """Their text is the secret, which the generator would only have to copy."""
     texts = {"d3": "open a file", f"{canary_set.ID_PREFIX}0-1": "open 0123456789"}
-    rows = [
-        SyntheticQuery(f"genQ{i}", query, document, "A text.", 0)
-        for i, (document, query) in enumerate(texts.items())
-    ]
-    write_synthetic(tmp_path / "set", rows, {"by": "a test"}, None)
+    rows = ((query, document, "A text.") for document, query in texts.items())
+    _tiny.write_set(tmp_path / "set", rows)
     config = audit.default_config()
     config.update(
         canaries=str(base / "private" / "canaries"),
@@ -323,8 +313,7 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
     """Neither a generator nor a retriever, whatever its ε."""
     data = str(base / "private" / "canaries" / "data")
     for module in (finetune, train_retriever):
-        config = module.default_config()
-        config.update(pairs=data, init=str(base / "public"))
+        config = _tiny.config(module, pairs=data, init=str(base / "public"))
         with pytest.raises(InputError, match="holds canaries .* must not be released"):
             module.run(config, base / "release" / "model")
     assert not (base / "release").exists()

@@ -27,7 +27,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever import onnx_export
 from tfdpsq.run import convert as command
-from tfdpsq.run import synthesize, train_retriever
+from tfdpsq.run import synthesize
 from tfdpsq.run.convert import COMPARISON_FILE, convert
 from tfdpsq.run.core import records, releases, sources, workdir
 from tfdpsq.run.reporting import data_card
@@ -83,8 +83,9 @@ def made(base):
 
 
 def _trained(base, name, pairs, **options):
-    config = train_retriever.default_config()
-    config.update(
+    _tiny.train_retriever(
+        base / name,
+        options,
         pairs=str(pairs),
         init=str(base / "public1.1"),
         document_length=24,
@@ -93,8 +94,6 @@ def _trained(base, name, pairs, **options):
         batch_size=4,
         steps=0,
     )
-    config.update(options)
-    train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
     # As if a step had been trained, on pairs with a certificate.
     records.write_certificate(base / name, read_certificate(pairs))
     return base / name

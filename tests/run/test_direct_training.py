@@ -8,12 +8,11 @@ import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
+from tfdpsq.privacy import read_ledger, verify_certificate
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.retriever.model import ordered_weights
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import train_retriever
-from tfdpsq.run.core import layout
 from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
 
@@ -27,13 +26,10 @@ def base(tmp_path_factory):
 
 
 def _train(base, name, **options):
-    config = train_retriever.default_config()
     usual = {"embedding_dim": 16, "steps": 2, "epsilon": 8.0}
     method = {"clip_groups": 2, "negatives": 20, "microbatch_size": 4}
-    config.update({**_tiny.training(base, **usual, **method), **options})
-    train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
-    model = retriever.load(base / name / layout.RETRIEVER_MODEL)
-    return model, read_certificate(base / name)
+    settings = _tiny.training(base, **usual, **method)
+    return _tiny.train_retriever(base / name, options, **settings)
 
 
 @pytest.mark.parametrize("method", retriever.METHODS)

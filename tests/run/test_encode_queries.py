@@ -12,11 +12,9 @@ import tiny as _tiny
 from tfdpsq import privacy, retriever
 from tfdpsq.data import (
     BeirDirectory,
-    SyntheticQuery,
     Tokenizer,
     any_files,
     train_vocabulary,
-    write_synthetic,
 )
 from tfdpsq.run import encode
 from tfdpsq.run.core import layout
@@ -51,26 +49,20 @@ def base(tmp_path_factory):
 
 
 def _write_set(directory, certificate):
-    rows = [
-        SyntheticQuery(f"genQ{i}", f"sorts a list {i}", f"d{i % 20}", "text", 0)
-        for i in range(50)
-    ]
-    write_synthetic(directory, rows, {"made": "by a test"}, certificate, 2)
+    rows = ((f"sorts a list {i}", f"d{i % 20}", "text") for i in range(50))
+    _tiny.write_set(directory, rows, certificate, shards=2)
 
 
 def _config(base, **changes):
-    config = encode.default_config()
-    config.update(
-        {
-            "retriever": str(base / "retriever"),
-            "vocabulary": str(base / "spiece.model"),
-            "corpus": str(base / "pairs"),
-            "texts": _QUERIES,
-            "shard_documents": 20,
-            **changes,
-        }
+    return _tiny.config(
+        encode,
+        changes,
+        retriever=str(base / "retriever"),
+        vocabulary=str(base / "spiece.model"),
+        corpus=str(base / "pairs"),
+        texts=_QUERIES,
+        shard_documents=20,
     )
-    return config
 
 
 def _expected(base, queries):

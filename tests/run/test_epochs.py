@@ -20,9 +20,7 @@ def base(tmp_path_factory):
 
 
 def _config(stage, base, **options):
-    config = stage.default_config()
-    config.update({**_tiny.training(base, steps=0), **options})
-    return config
+    return _tiny.config(stage, options, **_tiny.training(base, steps=0))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import tiny as _tiny
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import (
     BeirDirectory,
-    SyntheticQuery,
     Tokenizer,
     read_synthetic,
     train_vocabulary,
@@ -388,19 +387,17 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(tmp_path):
 
 def test_a_weight_cannot_be_fitted_on_queries_of_another_corpus(tmp_path):
     _tiny.write_start(tmp_path)
-    rows = (
-        SyntheticQuery(f"genQ{n}", "no such words", f"x{n}", "x", 0) for n in (0, 1)
-    )
-    write_synthetic(tmp_path / "others", rows, {}, None)
+    rows = [("no such words", "x0", "x"), ("no such words", "x1", "x")]
+    others = _tiny.write_set(tmp_path / "others", rows)
     with pytest.raises(InputError, match=r"of rerank\.fit .*others has its document"):
-        _reranked(tmp_path, fit=str(tmp_path / "others"))
+        _reranked(tmp_path, fit=others)
 
 
 def test_a_fusion_that_cannot_be_fitted_keeps_its_weight_and_warns(tmp_path, caplog):
     """It was 0 and looked fitted; in a job, an error would come after all is paid."""
-    rows = (SyntheticQuery(f"genQ{n}", "no words", f"x{n}", "x", 0) for n in (0, 1))
-    write_synthetic(tmp_path / "others", rows, {}, None)
-    fit = hybrid.FitSet("fusion", str(tmp_path / "others"), 2)
+    rows = [("no words", "x0", "x"), ("no words", "x1", "x")]
+    others = _tiny.write_set(tmp_path / "others", rows)
+    fit = hybrid.FitSet("fusion", others, 2)
     own = evaluate.default_config().fusion
     own.update({"base": "words", "fit": fit.path, "weight": 0.3})
     run = {"q": {"d1": 1.0, "d2": 0.5}}

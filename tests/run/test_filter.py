@@ -22,7 +22,6 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.run import filter as filter_stage
-from tfdpsq.run import train_retriever
 from tfdpsq.run.core import releases
 from tfdpsq.run.search import round_trip
 from tfdpsq.validation import DataError, InputError
@@ -61,25 +60,19 @@ def base(tmp_path_factory):
     write_beir(
         base / "corpus", documents, [("q", "anything")], {"train": [("q", "d0", 1)]}
     )
-    rows = [
-        SyntheticQuery(f"genQ{i}", query, document, TEXTS[int(document[1:])], 0)
-        for i, (query, document) in enumerate(ROWS)
-    ]
-    write_synthetic(base / "set", rows, {"by": "a test"}, _certificate(8.0))
+    rows = ((query, document, TEXTS[int(document[1:])]) for query, document in ROWS)
+    tiny.write_set(base / "set", rows, _certificate(8.0))
     train_vocabulary([*TEXTS, *(row[0] for row in ROWS)] * 3, 320, base / "spiece")
-    config = train_retriever.default_config()
-    config.update(
+    tiny.write_retriever(
+        base / "retriever",
+        base,
         pairs=str(base / "set"),
         vocabulary=str(base / "spiece"),
         document_length=12,
         query_length=12,
-        embedding_dim=16,
         batch_size=4,
         steps=1,
     )
-    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
-    config.t5.update(intermediate_dim=24, key_value_dim=8, dropout=0.0)
-    train_retriever.run(config, base / "retriever")
     return base
 
 
@@ -170,11 +163,8 @@ def test_secrets_of_canaries_are_dropped(base, tmp_path):
     made = tmp_path / "private" / "canaries"
     secrets = _canaries(made)
     texts = ["sort the array", *(f"open {secret} now" for secret in secrets)]
-    rows = [
-        SyntheticQuery(f"genQ{i}", text, f"d{i}", TEXTS[i], 0)
-        for i, text in enumerate(texts)
-    ]
-    write_synthetic(tmp_path / "set", rows, {"by": "a test"}, _certificate(8.0))
+    rows = ((text, f"d{i}", TEXTS[i]) for i, text in enumerate(texts))
+    tiny.write_set(tmp_path / "set", rows, _certificate(8.0))
     options = {"synthetic": str(tmp_path / "set"), "canaries": str(made)}
     kept, dropped = _filter(base, tmp_path / "out", **options)
     assert dropped == {"secrets": 2} and kept == texts[:1]

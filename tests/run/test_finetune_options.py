@@ -111,8 +111,7 @@ def test_by_default_everything_is_trained_and_the_certificate_says_so(tuned):
 def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     before = T5QueryGenerator.from_preset(base / "public").backbone.weights
     for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
-        config = finetune.default_config()
-        config.update({"steps": 40, "schedule": schedule, "learning_rate": 0.1})
+        config = _tiny.config(finetune, steps=40, schedule=schedule, learning_rate=0.1)
         rate = private_training.learning_rate(
             config.learning_rate, config.schedule, config.steps
         )
@@ -166,18 +165,16 @@ def test_a_preset_is_a_place_to_start_from(base, tuned, monkeypatch):
 
 
 def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
-    config = synthesize.default_config()
-    config.update(
-        {
-            "generator": str(base / "tuned"),
-            "corpus": str(base / "pairs"),
-            "max_documents": 5,
-            "document_length": 24,
-            "query_length": 6,
-            "batch_size": 4,
-            "shards": 1,
-            "dtype": "mixed_bfloat16",
-        }
+    config = _tiny.config(
+        synthesize,
+        generator=str(base / "tuned"),
+        corpus=str(base / "pairs"),
+        max_documents=5,
+        document_length=24,
+        query_length=6,
+        batch_size=4,
+        shards=1,
+        dtype="mixed_bfloat16",
     )
     synthesize.run(config, base / "written")
     manifest = read_manifest(base / "written" / layout.SET)

@@ -30,25 +30,22 @@ def base(tmp_path_factory):
 
 
 def _config(base, **options):
-    config = finetune.default_config()
-    config.update(
-        {
-            **_SIZES,
-            "pairs": str(base / "pairs"),
-            "init": str(base / "public"),
-            "vocabulary": str(base / "spiece.model"),
-            "soft_prompt": {"length": _P},
-            "batch_size": 8,
-            "microbatch_size": 4,
-            "steps": 3,
-            "accountant": "rdp",
-            "n_is_public": True,
-            "learning_rate": 0.3,
-            "optimizer": "adafactor",
-            **options,
-        }
+    return _tiny.config(
+        finetune,
+        options,
+        **_SIZES,
+        pairs=str(base / "pairs"),
+        init=str(base / "public"),
+        vocabulary=str(base / "spiece.model"),
+        soft_prompt={"length": _P},
+        batch_size=8,
+        microbatch_size=4,
+        steps=3,
+        accountant="rdp",
+        n_is_public=True,
+        learning_rate=0.3,
+        optimizer="adafactor",
     )
-    return config
 
 
 @pytest.fixture(scope="module")

@@ -62,25 +62,21 @@ def base(tmp_path_factory):
 
 
 def _trained(base, out, **changes):
-    config = finetune.default_config()
-    config.update(tiny.training(base, steps=2, epsilon=8.0))
-    config.update(changes)
+    config = tiny.config(finetune, changes, **tiny.training(base, steps=2, epsilon=8.0))
     finetune.run(config, out)
     return read_certificate(out)
 
 
 def _written(base, out, **changes):
-    config = synthesize.default_config()
-    config.update(
-        {
-            "generator": str(base / "release" / "generator"),
-            "histogram": str(base / "release" / "histogram"),
-            "corpus": str(base / "pairs"),
-            "document_length": 16,
-            "query_length": 6,
-            "samples_per_document": 3,
-            **changes,
-        }
+    config = tiny.config(
+        synthesize,
+        changes,
+        generator=str(base / "release" / "generator"),
+        histogram=str(base / "release" / "histogram"),
+        corpus=str(base / "pairs"),
+        document_length=16,
+        query_length=6,
+        samples_per_document=3,
     )
     synthesize.run(config, out)
     return list(read_synthetic(out / layout.SET))
@@ -268,8 +264,7 @@ def test_a_step_that_was_paid_is_not_paid_again(base, tmp_path, monkeypatch):
 
 def test_reads_of_outputs_deeper_in_the_private_directory_are_stated(base, tmp_path):
     """They have lists of their own, and were reads of these pairs all the same."""
-    config = mine.default_config()
-    config.update(pairs=str(base / "pairs"), k=5)
+    config = tiny.config(mine, pairs=str(base / "pairs"), k=5)
     mine.run(config, tmp_path / "private" / "tests" / "mined")
     out = tmp_path / "release" / "histogram"
     _counted(base, out, strict=True)

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+import tiny
 from import_logs import NAMES, ROWS, command, config_of, dicts
 
 from tfdpsq.data import BeirDirectory, importing, records, tables
@@ -494,8 +495,7 @@ def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     for guarantee in (releases.PUBLIC, releases.CERTIFIED):
         for path in (pairs, tmp_path / "link"):
             assert _may_be_released(guarantee, path, tmp_path)
-    config = prepare.default_config()
-    config.update(data=str(pairs), splits=("train",), vocabulary_size=0)
+    config = tiny.config(prepare, data=str(pairs), splits=("train",), vocabulary_size=0)
     prepare.run(config, tmp_path / "release" / "prepare")
     # What is made of them without an epsilon is private, and so are their queries.
     assert sources.guarantee_of_pairs(str(pairs)) == releases.PRIVATE
@@ -505,8 +505,7 @@ def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     config.update(data=str(pairs), texts=("documents",), corpus=(f"{pairs}/q*.jsonl",))
     with pytest.raises(InputError, match="corpus has .* guarantee is 'private'"):
         overlap.run(config, tmp_path / "release" / "overlap")
-    config = zero_shot.default_config()
-    config.update(sets=("mine",), systems={"bm25": "bm25"})
+    config = tiny.config(zero_shot, sets=("mine",), systems={"bm25": "bm25"})
     config.paths = {"mine": str(pairs)}
     with pytest.raises(InputError, match="mine is .* but private is False"):
         zero_shot.run(config, tmp_path / "release" / "zero_shot")

@@ -35,17 +35,14 @@ def base(tmp_path_factory):
 
 
 def _config(home, **changes):
-    config = index.default_config()
-    config.update(
-        {
-            "retriever": str(home / "retriever"),
-            "vocabulary": str(home / "spiece.model"),
-            "corpus": str(home / "pairs"),
-            "shard_documents": 32,
-            **changes,
-        }
+    return _tiny.config(
+        index,
+        changes,
+        retriever=str(home / "retriever"),
+        vocabulary=str(home / "spiece.model"),
+        corpus=str(home / "pairs"),
+        shard_documents=32,
     )
-    return config
 
 
 def _products(base, texts):

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 import tiny
 
-from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import canaries, evaluate, finetune, histogram, pipeline
 from tfdpsq.run.core import (
@@ -306,14 +305,14 @@ def test_references_of_an_audit_read_the_same_words(base, tmp_path):
         pipeline_checks.check_settings(config)
     config = _config(base, audit__references=("t5_tiny_pydocs",))
     config.audit_epsilons = (8.0,)
-    rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
-    write_synthetic(tmp_path / "public_set", rows, {}, None)
+    rows = (("a query", f"d{n}", "x") for n in range(9))
+    public = tiny.write_set(tmp_path / "public_set", rows)
     with pytest.raises(
         InputError, match=r"^audit.references\[0\] is t5_tiny_pydocs, wh"
     ):
         pipeline_data.check_prepared(
             config,
-            str(tmp_path / "public_set"),
+            public,
             str(tmp_path / "spiece.model"),
             tmp_path,
         )
@@ -435,10 +434,10 @@ def test_a_run_of_other_pairs_is_refused_before_all(base, tmp_path):
     found = {"by": {"name": "bm25"}, "pairs": "another", "split": "train", "run": ""}
     (tmp_path / "mining.json").write_text(json.dumps(found))
     config = _config(base, direct__hard_negatives__run=str(run))
-    rows = (SyntheticQuery(f"genQ{n}", "a query", f"d{n}", "x", 0) for n in range(9))
-    write_synthetic(tmp_path / "public", rows, {}, None)
+    rows = (("a query", f"d{n}", "x") for n in range(9))
+    public = tiny.write_set(tmp_path / "public", rows)
     check = functools.partial(
-        pipeline_data.check_prepared, config, str(tmp_path / "public"), "", tmp_path
+        pipeline_data.check_prepared, config, public, "", tmp_path
     )
     with pytest.raises(InputError, match="of `direct`: .*is not the run that"):
         check()

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import tiny as _tiny
 
-from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, Tokenizer, write_synthetic
-from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation import ranked, read_trec_run, write_trec_run
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
-from tfdpsq.run.core import layout, releases, sources
+from tfdpsq.run.core import releases, sources
 from tfdpsq.run.training import hard_negatives, plain_training
 from tfdpsq.validation import DataError, InputError
 
@@ -25,15 +23,8 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("mine")
     _tiny.write_start(base)
     documents = list(BeirDirectory(base / "pairs").documents())
-    write_synthetic(
-        base / "public_pairs",
-        [
-            SyntheticQuery(f"genQ{i}", "who sorts the array", d.id, d.content, 0)
-            for i, d in enumerate(documents[:16])
-        ],
-        provenance={},
-        certificate=None,
-    )
+    rows = (("who sorts the array", d.id, d.content) for d in documents[:16])
+    _tiny.write_set(base / "public_pairs", rows)
     _mine(base, "private/mined", pairs=str(base / "pairs"), k=5)
     pairs = {"pairs": str(base / "public_pairs"), "corpus": str(base / "pairs")}
     _mine(base, "mined_public", **pairs)
@@ -41,40 +32,26 @@ def base(tmp_path_factory):
 
 
 def _mine(base, name, **options):
-    config = mine.default_config()
-    config.update({"private_directory": str(base / "private"), **options})
+    config = _tiny.config(mine, options, private_directory=str(base / "private"))
     return mine.run(config, base / name)
 
 
 def _config(base, **options):
-    config = train_retriever.default_config()
-    config.update(
-        {
-            "pairs": str(base / "public_pairs"),
-            "init": str(base / "public"),
-            "private_directory": str(base / "private"),
-            "document_length": 24,
-            "query_length": 10,
-            "embedding_dim": 16,
-            "batch_size": 4,
-            "steps": 2,
-            "accountant": "rdp",
-            "n_is_public": True,
-            "negatives": 20,
-            "microbatch_size": 4,
-        }
+    usual = _tiny.training(
+        base,
+        pairs=str(base / "public_pairs"),
+        private_directory=str(base / "private"),
+        embedding_dim=16,
+        batch_size=4,
+        steps=2,
+        negatives=20,
+        microbatch_size=4,
     )
-    given = options.pop("hard_negatives", {})
-    config.update(options)
-    config.hard_negatives.update(given)
-    return config
+    return _tiny.config(train_retriever, options, **usual)
 
 
 def _train(base, name, **options):
-    train_retriever.run(
-        _tiny.acting_only(train_retriever, _config(base, **options)), base / name
-    )
-    return read_certificate(base / name)
+    return _tiny.train_retriever(base / name, _config(base, **options))[1]
 
 
 def _arrays(config, source, tokenizer):
@@ -252,15 +229,13 @@ def test_plain_training_takes_them_and_parts_of_a_batch(base):
         "with": {"hard_negatives": mined},
         "in_parts": {"hard_negatives": mined, "rows_at_a_time": 2},
     }.items():
-        t5 = {"init": "", "vocabulary": str(base / "spiece.model")}
-        config = _config(base, **t5, **options)
-        config.t5.update(
-            vocabulary_size=330,
-            **_tiny.SHAPE,
-        )
-        config.optimizer = "adam"
-        train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
-        model = retriever.load(base / name / layout.RETRIEVER_MODEL)
+        t5 = {
+            "init": "",
+            "vocabulary": str(base / "spiece.model"),
+            "t5": {**_tiny.SHAPE, "vocabulary_size": 330},
+        }
+        config = _config(base, **t5, **options, optimizer="adam")
+        model, _ = _tiny.train_retriever(base / name, config)
         weights[name] = model.query_tower.get_layer("projection").get_weights()[0]
     assert np.abs(weights["with"] - weights["without"]).max() > 1e-5
     # Adam's first steps go by the gradient's sign; a few are next to 0.
@@ -326,11 +301,10 @@ def test_what_negatives_follow_from_must_be_known(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="run is .*, whose guarantee is 'private'"):
         _train(base, "refused", hard_negatives=private)
     # Nor for another set whose ids are the same: it may have cost something.
-    rows = [SyntheticQuery(f"genQ{i}", "other", "d0", "Other.", 0) for i in range(8)]
-    write_synthetic(tmp_path / "other", rows, provenance={}, certificate=None)
+    other = _tiny.write_set(tmp_path / "other", [("other", "d0", "Other.")] * 8)
     public = {"run": str(base / "mined_public"), "corpus": str(base / "pairs")}
     with pytest.raises(InputError, match="was not mined for split"):
-        _train(base, "refused", pairs=str(tmp_path / "other"), hard_negatives=public)
+        _train(base, "refused", pairs=other, hard_negatives=public)
     # Nor is every file beside it the one it tells of.
     shutil.copytree(base / "mined_public", tmp_path / "edited")
     write_trec_run(tmp_path / "edited" / "run.trec", {"genQ0": {"d3": 2.0}})
@@ -375,9 +349,9 @@ def test_what_is_mined_for_a_private_set_has_its_certificate(
     monkeypatch.setattr(releases, "check_made", lambda *_: None)
     _tiny.write_private_generator(tmp_path / "generator", base / "public", 8.0)
     certificate = read_certificate(tmp_path / "generator")
-    rows = [SyntheticQuery("genQ0", "who sorts the array", "d0", "Sorts it.", 0)]
-    write_synthetic(tmp_path / "set", rows, provenance={}, certificate=certificate)
-    paths = {"pairs": str(tmp_path / "set"), "corpus": str(base / "pairs")}
+    rows = [("who sorts the array", "d0", "Sorts it.")]
+    pairs = _tiny.write_set(tmp_path / "set", rows, certificate)
+    paths = {"pairs": pairs, "corpus": str(base / "pairs")}
     _mine(tmp_path, "mined", **paths)
     assert read_certificate(tmp_path / "mined") == certificate
 

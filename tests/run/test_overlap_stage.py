@@ -36,10 +36,9 @@ def _write(path, lines):
 
 
 def _config(base, **options):
-    config = overlap.default_config()
-    config.update({"data": str(base / "pairs"), "corpus": (str(base / "corpus"),)})
-    config.update(options)
-    return config
+    return _tiny.config(
+        overlap, options, data=str(base / "pairs"), corpus=(str(base / "corpus"),)
+    )
 
 
 def _run(base, name="private/overlap", **options):

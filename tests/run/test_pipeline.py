@@ -15,8 +15,7 @@ import tiny as _tiny
 import tiny_job as _tiny_job
 
 from tfdpsq import evaluation, results, validation
-from tfdpsq.data import BeirDirectory, read_synthetic, verify, write_synthetic
-from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
@@ -426,12 +425,12 @@ def test_a_weight_that_nothing_can_be_fitted_on_ends_before_training(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs")
     config = _tiny.tiny_config(tmp_path / "pairs")
     config.fit_rerank = True
-    rows = (SyntheticQuery(f"genQ{n}", "no such", f"d{n}", "x", 0) for n in (0, 1))
-    write_synthetic(tmp_path / "public", rows, {}, None)
+    rows = [("no such", "d0", "x"), ("no such", "d1", "x")]
+    public = _tiny.write_set(tmp_path / "public", rows)
     with pytest.raises(InputError, match="fit_rerank is True, but none of the 2 quer"):
-        pipeline_data.check_fit(config, str(tmp_path / "public"))
+        pipeline_data.check_fit(config, public)
     config.fit_rerank = False
-    pipeline_data.check_fit(config, str(tmp_path / "public"))
+    pipeline_data.check_fit(config, public)
 
 
 def test_an_unwritable_workdir_is_named(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 
 from tfdpsq.data import Document, write_beir
 from tfdpsq.run import prepare
@@ -16,8 +17,7 @@ def _run(folder, texts, size=0):
     judgements = {split: [("q0", "d0", 1)] for split in ("train", "test")}
     documents = [Document(f"d{i}", "", text) for i, text in enumerate(texts)]
     write_beir(folder / "pairs", documents, [("q0", "排序")], judgements)
-    config = prepare.default_config()
-    config.update(data=str(folder / "pairs"), vocabulary_size=size)
+    config = tiny.config(prepare, data=str(folder / "pairs"), vocabulary_size=size)
     return prepare.run(config, folder / "release" / "prepare")
 
 
@@ -60,8 +60,7 @@ def test_what_is_released_is_the_same_whatever_people_asked(tmp_path):
             [*zip(ids, asked)],
             {split: [(each, "d0", 1) for each in ids] for split in ("train", "test")},
         )
-        config = prepare.default_config()
-        config.update(data=str(tmp_path / name), vocabulary_size=300)
+        config = tiny.config(prepare, data=str(tmp_path / name), vocabulary_size=300)
         out = tmp_path / "release" / name
         prepare.run(config, out)
         files = {path.relative_to(out): path for path in out.rglob("*")}

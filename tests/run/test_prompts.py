@@ -4,12 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import Tokenizer, train_vocabulary
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
+from tfdpsq.data import Tokenizer
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import sources
@@ -20,20 +17,14 @@ from tfdpsq.validation import InputError
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("prompts")
-    queries = _tiny.write_pairs(base / "pairs", train=8, dev=4, test=4)
-    train_vocabulary(queries, 300, base / "spiece.model")  # made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(310, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base, vocabulary=300, train=8, dev=4, test=4)
     return base
 
 
 def _config(base, **options):
-    config = finetune.default_config()
-    config.update(pairs=str(base / "pairs"), document_length=24, query_length=8)
-    config.update(options)
-    return config
+    return _tiny.config(
+        finetune, options, pairs=str(base / "pairs"), document_length=24, query_length=8
+    )
 
 
 def _rows(base, directory, **options):

@@ -543,8 +543,7 @@ def test_what_prepare_releases_depends_on_no_private_query(tmp_path):
     """With other queries, more of them, and other judgements: the same bytes."""
     pairs, found = tmp_path / "pairs", []
     _tiny.write_pairs(pairs, train=12, dev=4, test=4)
-    config = prepare.default_config()
-    config.update(data=str(pairs), vocabulary_size=0)
+    config = _tiny.config(prepare, data=str(pairs), vocabulary_size=0)
     for name in ("one", "two"):
         out = tmp_path / name / "release" / "prepare"
         prepare.run(config, out)

@@ -35,16 +35,13 @@ print(json.dumps(results))
 
 
 def _config(start, **changes):
-    config = rerank.default_config()
-    config.update(
-        {
-            "generator": str(start / "public"),
-            "corpus": str(start / "pairs"),
-            **_LENGTHS,
-            **changes,
-        }
+    return _tiny.config(
+        rerank,
+        changes,
+        generator=str(start / "public"),
+        corpus=str(start / "pairs"),
+        **_LENGTHS,
     )
-    return config
 
 
 def _measured(start, **changes):

@@ -8,14 +8,10 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, read_manifest, train_vocabulary, write_synthetic
-from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data import BeirDirectory, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import train_retriever
-from tfdpsq.run.core import layout
 from tfdpsq.run.training import plain_training
 from tfdpsq.validation import InputError
 
@@ -31,28 +27,16 @@ def base(tmp_path_factory):
         ("public_pairs", None),
         ("other_pairs", read_certificate(base / "other")),
     ):
-        write_synthetic(
-            base / name,
-            [
-                SyntheticQuery(
-                    f"genQ{i}", f"who sorts it {i}", f"d{i}", f"It sorts {i}.", 0
-                )
-                for i in range(12)
-            ],
-            provenance={},
-            certificate=certificate,
-        )
+        rows = ((f"who sorts it {i}", f"d{i}", f"It sorts {i}.") for i in range(12))
+        _tiny.write_set(base / name, rows, certificate)
     return base
 
 
 def _train(base, name, **options):
     """The retriever that the stage makes, and its certificate."""
-    config = train_retriever.default_config()
     usual = {"pairs": str(base / "public_pairs"), "embedding_dim": 16}
-    config.update({**_tiny.training(base, **usual, batch_size=4, steps=2), **options})
-    train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
-    model = retriever.load(base / name / layout.RETRIEVER_MODEL)
-    return model, read_certificate(base / name)
+    usual = _tiny.training(base, **usual, batch_size=4, steps=2)
+    return _tiny.train_retriever(base / name, options, **usual)
 
 
 def test_in_bfloat16_weights_keep_their_last_digits(base):

@@ -6,6 +6,7 @@ import stat
 
 import numpy as np
 import pytest
+import tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import (
@@ -13,9 +14,7 @@ from tfdpsq.data import (
     Tokenizer,
     train_vocabulary,
     write_beir,
-    write_synthetic,
 )
-from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.run import train_retriever
 from tfdpsq.run.core import sources
 from tfdpsq.run.training import plain_training
@@ -37,18 +36,17 @@ def base(tmp_path_factory):
         [(f"q{i}", query) for i, query in enumerate(queries)],
         {"train": [(f"q{i}", f"d{i}", 1) for i in range(13)]},
     )
-    rows = (
-        SyntheticQuery(f"genQ{i}", query, f"d{i}", text, 0)
-        for i, (query, text) in enumerate(zip(queries, texts))
-    )
-    write_synthetic(base / "set", rows, {"by": "a test"}, None)
+    ids = (f"d{i}" for i in range(13))
+    tiny.write_set(base / "set", zip(queries, ids, texts))
     train_vocabulary(texts * 9, 290, base / "spiece.model")
     return base
 
 
 def _config(base, pairs, **options):
-    config = train_retriever.default_config()
-    config.update(
+    return tiny.config(
+        train_retriever,
+        options,
+        t5={**tiny.SHAPE, "vocabulary_size": 330},
         pairs=str(base / pairs),
         vocabulary=str(base / "spiece.model"),
         document_length=12,
@@ -58,10 +56,6 @@ def _config(base, pairs, **options):
         steps=4,
         n_is_public=True,
     )
-    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
-    config.t5.update(intermediate_dim=24, key_value_dim=8, dropout=0.0)
-    config.update(options)
-    return config
 
 
 def _rows_directory(base, pairs):

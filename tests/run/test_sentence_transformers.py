@@ -7,14 +7,11 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import Tokenizer, train_vocabulary, write_synthetic
-from tfdpsq.data.records import SyntheticQuery
-from tfdpsq.generator import T5QueryGenerator, checkpoints
-from tfdpsq.layers import T5Config
+from tfdpsq.data import Tokenizer, train_vocabulary
+from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run import convert as command
 from tfdpsq.run import train_retriever
@@ -29,25 +26,18 @@ TEXTS = ["who sorts it 3", "", "It reads the matrix twice and gives back a list 
 def base(tmp_path_factory):
     """A retriever as `train_retriever` leaves it, and its conversion."""
     base = tmp_path_factory.mktemp("sentence")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "t5").mkdir()
-    shape = T5Config(330, 2, 2, 16, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(shape).save_to_preset(base / "t5", base / "spiece.model")
-    rows = [
-        SyntheticQuery(f"genQ{i}", f"who sorts {i}", f"d{i}", f"It sorts {i}.", 0)
-        for i in range(8)
-    ]
-    write_synthetic(base / "set", rows, provenance={}, certificate=None)
-    _train(base, "trained", init=str(base / "t5"))
+    _tiny.write_start(base, "1.1", dropout=0.1, layers=2)
+    rows = ((f"who sorts {i}", f"d{i}", f"It sorts {i}.") for i in range(8))
+    _tiny.write_set(base / "set", rows)
+    _train(base, "trained", init=str(base / "public"))
     convert(base / "trained", base / "converted", RETRIEVERS)
     return base
 
 
 def _train(base, name, **options):
-    config = train_retriever.default_config()
-    config.update(
+    model, _ = _tiny.train_retriever(
+        base / name,
+        options,
         pairs=str(base / "set"),
         document_length=24,
         query_length=10,
@@ -55,9 +45,7 @@ def _train(base, name, **options):
         batch_size=4,
         steps=0,
     )
-    config.update(options)
-    train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
-    return retriever.load(base / name / layout.RETRIEVER_MODEL)
+    return model
 
 
 def _embedded(model, base, length=24):
@@ -233,7 +221,11 @@ def test_settings_that_make_another_model_of_it_are_refused(base, tmp_path):
 def test_what_is_not_one_shared_tower_is_not_converted(base, tmp_path):
     out = tmp_path / "out"
     for source, options, message in (
-        (base / "t5", {}, "t5 is not a retriever. Give an output of train_retriever"),
+        (
+            base / "public",
+            {},
+            "public is not a retriever. Give an output of train_retriever",
+        ),
         (base / "trained", {"dtype": "bfloat16"}, "dtype is 'bfloat16', which does no"),
         (base / "trained", {"ignore": ["a"]}, r"ignore is \['a'\], which does nothing"),
         (
@@ -244,7 +236,7 @@ def test_what_is_not_one_shared_tower_is_not_converted(base, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             convert(source, out, RETRIEVERS, **options)
-    _train(base, "two", init=str(base / "t5"), shared=False)
+    _train(base, "two", init=str(base / "public"), shared=False)
     with pytest.raises(InputError, match="one encoder for both. Train with shared=Tr"):
         convert(base / "two", out, RETRIEVERS)
     assert not pathlib.Path(out).exists()

@@ -13,7 +13,6 @@ import sharded as _sharded
 import tiny as _tiny
 
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run import train_retriever
 from tfdpsq.run.passes import sharded_stages
 
 pytestmark = pytest.mark.slow  # a minute for every stage
@@ -47,20 +46,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("sharded_passes")
     queries = _tiny.write_pairs(base / "pairs", 560, 20, 20)
     train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    config = train_retriever.default_config()
-    config.t5.update(
-        vocabulary_size=330,
-        **_tiny.SHAPE,
-    )
-    config.update(
-        pairs=str(base / "pairs"),
-        vocabulary=str(base / "spiece.model"),
-        document_length=24,
-        query_length=10,
-        embedding_dim=16,
-        steps=0,
-    )
-    train_retriever.run(config, base / "retriever")
+    _tiny.write_retriever(base / "retriever", base)
     (base / "texts").mkdir()
     for part in range(_SHARDS):
         lines = [f"the text {i} of {part} is none of theirs" for i in range(10_000)]

@@ -19,7 +19,6 @@ from tfdpsq.data import (
     encode_query,
     read_manifest,
     read_synthetic,
-    train_vocabulary,
     verify,
     write_synthetic,
 )
@@ -32,7 +31,6 @@ from tfdpsq.generator import (
     synthesis,
     synthesize,
 )
-from tfdpsq.layers import T5Config
 from tfdpsq.run import synthesize as stage
 from tfdpsq.run.core import sources
 from tfdpsq.run.passes import beam, passes, sharded_stages
@@ -47,31 +45,23 @@ _ROOT = _HERE.parents[1]
 def base(tmp_path_factory):
     """Pairs of 84 documents, and a generator of random weights for them."""
     base = tmp_path_factory.mktemp("sharded")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")
-    tf.keras.utils.set_random_seed(3)
-    (base / "generator").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "generator", base / "spiece.model")
+    _tiny.write_start(base, dropout=0.1)
     return base
 
 
 def _config(base, **changes):
-    config = stage.default_config()
-    config.update(
-        {
-            "generator": str(base / "generator"),
-            "corpus": str(base / "pairs"),
-            "samples_per_document": 2,
-            "document_length": 48,
-            "query_length": 12,
-            "batch_size": 16,
-            "shards": 3,
-            "shard_documents": 20,
-            **changes,
-        }
+    return _tiny.config(
+        stage,
+        changes,
+        generator=str(base / "public"),
+        corpus=str(base / "pairs"),
+        samples_per_document=2,
+        document_length=48,
+        query_length=12,
+        batch_size=16,
+        shards=3,
+        shard_documents=20,
     )
-    return config
 
 
 def _by_one_call(config, directory, manifest):
@@ -205,7 +195,7 @@ def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch)
         return generate(*args, **options)
 
     monkeypatch.setattr(synthesis, "generate", counted)
-    model = T5QueryGenerator.from_preset(str(base / "generator"))
+    model = T5QueryGenerator.from_preset(str(base / "public"))
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(BeirDirectory(base / "pairs").documents())
     settings = SynthesisConfig(2, 48, 12, batch_size=16)
@@ -225,9 +215,9 @@ def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch)
 def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     """`ram://` has no locks and no directories to rename either."""
     remote = f"ram:/{tmp_path}"
-    for name in ("generator", "pairs"):
+    for name in ("public", "pairs"):
         any_files.copy_tree(str(base / name), f"{remote}/{name}")
-    config = _config(base, generator=f"{remote}/generator", corpus=f"{remote}/pairs")
+    config = _config(base, generator=f"{remote}/public", corpus=f"{remote}/pairs")
     place = f"{remote}/work/out"
     assert stage.run(config, place, passes.Launch(2, 1)) is None
     shards = f"{remote}/work/.out.shards"

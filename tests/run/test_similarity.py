@@ -4,13 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, SyntheticQuery, train_vocabulary, write_synthetic
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
+from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy.proof import reads
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
@@ -22,11 +19,10 @@ COPIED = 4
 
 
 def _write_set(path, queries, first_document):
-    rows = [
-        SyntheticQuery(f"genQ{i}", query, f"d{first_document + i}", f"It {i}.", 0)
-        for i, query in enumerate(queries)
-    ]
-    write_synthetic(path, rows, provenance={}, certificate=None)
+    rows = (
+        (query, f"d{first_document + i}", f"It {i}.") for i, query in enumerate(queries)
+    )
+    _tiny.write_set(path, rows)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +34,7 @@ def base(tmp_path_factory):
     training documents alone.
     """
     base = tmp_path_factory.mktemp("similarity")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "t5").mkdir()
-    T5QueryGenerator(T5Config(330, 1, 2, 16, 24, 8, "1.1")).save_to_preset(
-        base / "t5", base / "spiece.model"
-    )
+    queries = _tiny.write_start(base, "1.1")
     near = [query.upper() for query in queries[:COPIED]]
     near += [query.replace("who", "someone") for query in queries[60 + COPIED : 80]]
     _write_set(base / "near", near, 60)
@@ -56,7 +46,7 @@ def _config(base, sets=("near", "apart"), **settings):
     config = evaluate.default_config()
     config.data = str(base / "pairs")
     config.resamples = 100
-    config.similarity.init = str(base / "t5")
+    config.similarity.init = str(base / "public")
     config.similarity.update(settings)
     with config.unlocked():
         config.synthetic = {name: str(base / name) for name in sets}
@@ -128,7 +118,7 @@ def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
     ):
         order = np.random.default_rng(0).permutation(len(texts))[:12]
         drawn[name] = text_features.t5_encoder_features(
-            [texts[i] for i in order], str(base / "t5")
+            [texts[i] for i in order], str(base / "public")
         )
     expected = evaluation.mauve_of_features(drawn["near"], drawn["dev"])
     found = measured["near"]["mauve"]

@@ -84,8 +84,7 @@ def _oracle(base, negatives, hard=lambda query: ()):
 
 def test_one_step_is_that_of_a_float64_oracle(base, tmp_path):
     """All pairs, all documents as negatives, each row's hard ones, rate 0.1."""
-    config = mine.default_config()
-    config.update(pairs=str(base / "pairs"), k=20)
+    config = tiny.config(mine, pairs=str(base / "pairs"), k=20)
     mine.run(config, tmp_path / "private" / "mined")
     run = str(tmp_path / "private" / "mined")
     found = _trained(

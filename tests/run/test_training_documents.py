@@ -1,12 +1,9 @@
 """Queries for the documents of the training pairs alone: declared, and recorded."""
 
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic, train_vocabulary
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
+from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.run import synthesize
 from tfdpsq.run.core import layout
 from tfdpsq.validation import InputError
@@ -16,32 +13,24 @@ from tfdpsq.validation import InputError
 def base(tmp_path_factory):
     """8 training, 4 dev and 4 test pairs, and a public generator."""
     base = tmp_path_factory.mktemp("documents")
-    queries = _tiny.write_pairs(base / "pairs", train=8, dev=4, test=4)
+    _tiny.write_start(base, vocabulary=300, train=8, dev=4, test=4)
     with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
         qrels.write("q0\td9\t1\nq1\td10\t0\n")  # a second answer, and none
-    train_vocabulary(queries, 300, base / "spiece.model")  # made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(310, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     return base
 
 
 def _config(base, **options):
-    config = synthesize.default_config()
-    config.update(
-        {
-            "generator": str(base / "public"),
-            "corpus": str(base / "pairs"),
-            "document_length": 16,
-            "query_length": 6,
-            "batch_size": 8,
-            "shards": 1,
-            "shard_documents": 5,
-            **options,
-        }
+    return _tiny.config(
+        synthesize,
+        options,
+        generator=str(base / "public"),
+        corpus=str(base / "pairs"),
+        document_length=16,
+        query_length=6,
+        batch_size=8,
+        shards=1,
+        shard_documents=5,
     )
-    return config
 
 
 def test_the_set_is_of_the_training_pairs_documents_and_says_so(base, tmp_path):
@@ -110,8 +99,7 @@ def test_documents_follow_the_pairs_so_that_a_neighbour_shows(base, tmp_path):
 def test_undeclared_documents_are_refused_before_anything_is_read(
     tmp_path, options, message
 ):
-    config = synthesize.default_config()
-    config.update(generator="nowhere", corpus="nowhere", **options)
+    config = _tiny.config(synthesize, options, generator="nowhere", corpus="nowhere")
     with pytest.raises(InputError, match=message):
         synthesize.run(config, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

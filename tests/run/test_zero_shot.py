@@ -6,13 +6,14 @@ import json
 import numpy as np
 import plans
 import pytest
+import tiny
 import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.retriever import index
 from tfdpsq.retriever.nearest import KBest
-from tfdpsq.run import train_retriever, zero_shot
+from tfdpsq.run import zero_shot
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets, retrieval
 from tfdpsq.validation import InputError
@@ -25,27 +26,8 @@ def base(tmp_path_factory):
     _tiny_sets.write_all(base / "beir")
     texts = _tiny_sets.made_up(np.random.default_rng(9), 200)
     train_vocabulary(texts, 300, base / "spiece.model")
-    config = train_retriever.default_config()
-    config.t5.update(
-        vocabulary_size=330,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
-    )
-    config.update(
-        {
-            "pairs": str(base / "beir" / "scifact"),
-            "split": "test",
-            "vocabulary": str(base / "spiece.model"),
-            "document_length": 24,
-            "query_length": 10,
-            "embedding_dim": 16,
-            "steps": 0,
-        }
-    )
-    train_retriever.run(config, base / "tower")
+    pairs = str(base / "beir" / "scifact")
+    tiny.write_retriever(base / "tower", base, pairs=pairs, split="test")
     return base
 
 

@@ -137,17 +137,20 @@ def tiny_config(data, embedded=None):
     return config
 
 
-def write_start(base, version="1.0", dropout=0.0):
+def write_start(base, version="1.0", dropout=0.0, **options):
     """Writes "pairs", their vocabulary "spiece.model" and a "public" T5.
 
-    Each T5 is made once for all tests of a process, and copied.
+    Each T5 is made once for all tests of a process, and copied. Options are `layers`;
+    `vocabulary`, a size; `further` texts of the vocabulary; and the numbers of pairs,
+    as `write_pairs` takes them. Returns the private queries.
     """
-    made = _start(version, dropout)
+    made, queries = _start(version, dropout, **options)
     shutil.copytree(made.name, base, dirs_exist_ok=True)
+    return queries
 
 
 @functools.cache
-def _start(version, dropout):
+def _start(version, dropout, layers=1, vocabulary=320, further=(), **counts):
     import tensorflow as tf
 
     from tfdpsq.data import train_vocabulary
@@ -156,12 +159,20 @@ def _start(version, dropout):
 
     made = tempfile.TemporaryDirectory(prefix="tiny")  # as long as the process
     base = pathlib.Path(made.name)
-    queries = write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
+    queries = write_pairs(base / "pairs", **counts)
+    # Of private queries, but they are made up.
+    train_vocabulary([*queries, *further], vocabulary, base / "spiece.model")
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, version, dropout=dropout)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    shape = T5Config(vocabulary + 10, layers, 2, 16, 24, 8, version, dropout=dropout)
+    T5QueryGenerator(shape).save_to_preset(base / "public", base / "spiece.model")
+    return made, tuple(queries)
+
+
+def config(stage, changes=(), /, **settings):
+    """Returns a stage's default config with these settings, and `changes` over them."""
+    made = stage.default_config()
+    made.update({**settings, **dict(changes)})
     return made
 
 
@@ -185,22 +196,34 @@ def add_answers(base):
         qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
 
 
+def train_retriever(directory, changes=(), /, **settings):
+    """Runs the stage; returns the retriever, and its certificate."""
+    from tfdpsq import privacy, retriever
+    from tfdpsq.run import train_retriever
+    from tfdpsq.run.core import layout
+
+    made = config(train_retriever, changes, **settings)
+    train_retriever.run(acting_only(train_retriever, made), directory)
+    model = retriever.load(directory / layout.RETRIEVER_MODEL)
+    return model, privacy.read_certificate(directory)
+
+
 def write_retriever(directory, base, **options):
-    """Writes an untrained retriever for the pairs and vocabulary in `base`."""
+    """Writes a retriever for what is in `base`: untrained, unless `options` differ."""
     from tfdpsq.run import train_retriever
 
-    config = train_retriever.default_config()
-    config.t5.update(SHAPE, vocabulary_size=330)
-    config.update(
+    made = config(
+        train_retriever,
+        options,
+        t5={**SHAPE, "vocabulary_size": 330},
         pairs=str(base / "pairs"),
         vocabulary=str(base / "spiece.model"),
         document_length=24,
         query_length=10,
         embedding_dim=16,
         steps=0,
-        **options,
     )
-    train_retriever.run(config, directory)
+    train_retriever.run(made, directory)
 
 
 def write_private_generator(directory, public, epsilon):
@@ -242,17 +265,22 @@ def acting_only(stage, config):
     return config
 
 
+def write_set(path, rows, certificate=None, shards=1):
+    """Writes a set of rows (query, document's id, document); returns its path."""
+    from tfdpsq.data import SyntheticQuery, write_synthetic
+
+    made = (SyntheticQuery(f"genQ{n}", *row, 0) for n, row in enumerate(rows))
+    write_synthetic(path, made, {"by": "a test"}, certificate, shards)
+    return str(path)
+
+
 def write_public_pairs(base, count=40):
     """Writes a set of public queries: the first words of documents. Returns its path.
 
     `base` holds the pairs of `write_pairs`.
     """
-    from tfdpsq.data import BeirDirectory, SyntheticQuery, write_synthetic
+    from tfdpsq.data import BeirDirectory
 
-    documents = list(BeirDirectory(base / "pairs").documents())
-    rows = (
-        SyntheticQuery(f"genQ{n}", " ".join(d.content.split()[:3]), d.id, d.content, 0)
-        for n, d in enumerate(documents[:count])
-    )
-    write_synthetic(base / "public_queries", rows, {}, None)
-    return str(base / "public_queries")
+    documents = list(BeirDirectory(base / "pairs").documents())[:count]
+    rows = ((" ".join(d.content.split()[:3]), d.id, d.content) for d in documents)
+    return write_set(base / "public_queries", rows)
