@@ -118,10 +118,7 @@ def _logs_as_before():
 
 @pytest.fixture(scope="session")
 def logical_cpus() -> list[str]:
-    """Names of the logical CPU devices, for tests that run on several replicas.
-
-    `tf.distribute.MirroredStrategy(logical_cpus[:2])` makes two replicas.
-    """
+    """Names of the logical CPU devices, for tests that run on several replicas."""
     import tensorflow as tf
 
     _split_the_cpu()
@@ -134,3 +131,19 @@ def logical_cpus() -> list[str]:
             "inside tests and fixtures only."
         )
     return names
+
+
+@pytest.fixture(scope="session")
+def strategy_of(logical_cpus):
+    """Returns a function that returns the strategy of a number of replicas."""
+    import tensorflow as tf
+
+    def made(replicas):
+        if replicas == 1:
+            return tf.distribute.get_strategy()
+        # Collectives of two and of four devices cannot live in one process.
+        return tf.distribute.MirroredStrategy(
+            logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+        )
+
+    return made

@@ -330,13 +330,10 @@ def _embedded():
     [_dense, _embedded, _generator, lambda: _generator("whole", 0.2)],
     ids=["dense", "embedded", "T5", "T5 whole"],
 )
-def test_another_number_of_replicas_is_the_same_computation(logical_cpus, make):
+def test_another_number_of_replicas_is_the_same_computation(strategy_of, make):
     """A run may go on under another strategy."""
     before = _described(*make())
-    strategy = tf.distribute.MirroredStrategy(
-        logical_cpus[:2], tf.distribute.ReductionToOneDevice()
-    )
-    with strategy.scope():
+    with strategy_of(2).scope():
         assert computation.difference(before, _described(*make())) is None
 
 

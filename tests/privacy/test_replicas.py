@@ -30,14 +30,6 @@ _plan = functools.partial(
 )
 
 
-def _strategy(replicas, logical_cpus):
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy(
-        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-    )
-
-
 class _Run:
     """A classifier with dropout, trained with fixed seeds, or a directory's."""
 
@@ -128,9 +120,9 @@ def _trained_together(strategy):
     return model.trainable_variables[0].numpy()
 
 
-def test_rows_that_read_each_other_are_trained_alike_on_replicas(logical_cpus):
+def test_rows_that_read_each_other_are_trained_alike_on_replicas(strategy_of):
     alone = _trained_together(tf.distribute.get_strategy())
-    shared = _trained_together(_strategy(2, logical_cpus))
+    shared = _trained_together(strategy_of(2))
     np.testing.assert_allclose(shared, alone, rtol=0, atol=1e-5)
 
 
@@ -171,22 +163,22 @@ def test_shares_hold_every_row_drawn_once_and_in_the_microbatches_of_one(replica
 
 
 @pytest.mark.parametrize("epsilon", [4.0, math.inf])
-def test_any_number_of_replicas_trains_the_same_weights(logical_cpus, epsilon):
+def test_any_number_of_replicas_trains_the_same_weights(strategy_of, epsilon):
     """Dropout included: its masks follow from the microbatch, not from the replica."""
     plan = _plan(epsilon=epsilon)
-    alone = _Run(_strategy(1, logical_cpus), plan)
+    alone = _Run(strategy_of(1), plan)
     for replicas in (2, 4) if plan.spec.private else (2,):
-        shared = _Run(_strategy(replicas, logical_cpus), plan)
+        shared = _Run(strategy_of(replicas), plan)
         shared.assert_like(alone)
         np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-4)
     # Other masks would be seen: so far do the weights move with other rows.
-    other = _Run(_strategy(1, logical_cpus), plan, seed=4)
+    other = _Run(strategy_of(1), plan, seed=4)
     assert max(np.abs(a - b).max() for a, b in zip(other.weights, alone.weights)) > 0.01
 
 
-def test_more_replicas_than_microbatches_are_refused(logical_cpus, tmp_path):
+def test_more_replicas_than_microbatches_are_refused(strategy_of, tmp_path):
     plan = _plan(max_batch_size=30, batch_size=2)
-    with _strategy(4, logical_cpus).scope():
+    with strategy_of(4).scope():
         assert padded_rows(plan, 30, 4) == 32  # 8 microbatches, 2 each
         with pytest.raises(ValueError, match="has 2 microbatches, and of 4 replicas"):
             padded_rows(plan, 30, 16)
@@ -195,10 +187,10 @@ def test_more_replicas_than_microbatches_are_refused(logical_cpus, tmp_path):
 @pytest.mark.parametrize(
     "before, after", [(2, 1), (1, 2), pytest.param(2, 4, marks=pytest.mark.slow)]
 )
-def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, after):
+def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after):
     """Killed between two saved states; what is redone is the same step."""
     begun = _Run(
-        _strategy(1, logical_cpus),
+        strategy_of(1),
         directory=tmp_path / "whole",
         preempted=lambda: True,
         save_every=2,
@@ -215,17 +207,15 @@ def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, afte
 
     with pytest.raises(Killed):
         _Run(
-            _strategy(before, logical_cpus),
+            strategy_of(before),
             directory=tmp_path / "moved",
             save_every=2,
             on_step=die,
         )
     assert read_ledger(tmp_path / "moved" / FILE_NAME).steps_paid == 5
-    moved = _Run(
-        _strategy(after, logical_cpus), directory=tmp_path / "moved", save_every=2
-    )
+    moved = _Run(strategy_of(after), directory=tmp_path / "moved", save_every=2)
     assert [done for done, _ in moved.losses] == [5, 6, 7]
-    whole = _Run(_strategy(1, logical_cpus), directory=tmp_path / "whole", save_every=2)
+    whole = _Run(strategy_of(1), directory=tmp_path / "whole", save_every=2)
     moved.assert_like(whole)
     assert moved.executed == whole.executed == _STEPS
     ledgers = [
@@ -241,8 +231,8 @@ def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, afte
     "replicas, jit, secure",
     [(1, False, False), (2, False, False), (1, True, False), (1, False, True)],
 )
-def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit, secure):
-    strategy, plan = _strategy(replicas, logical_cpus), _plan(secure=secure)
+def test_loops_of_steps_are_the_steps_one_by_one(strategy_of, replicas, jit, secure):
+    strategy, plan = strategy_of(replicas), _plan(secure=secure)
     alone = _Run(strategy, plan, jit_compile=jit)
     looped = _Run(strategy, plan, jit_compile=jit, steps_per_loop=3)
     looped.assert_like(alone, 1e-6)
@@ -250,21 +240,19 @@ def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit, se
     np.testing.assert_allclose(looped.losses, alone.losses, rtol=1e-5)
 
 
-def test_noise_cancels_alike_in_loops_and_on_replicas(logical_cpus):
+def test_noise_cancels_alike_in_loops_and_on_replicas(strategy_of):
     options = dict(sampler="shuffled", n_is_public=True, noise_window=3)
     plan = _plan(clip_per_layer=True, **options)  # epochs of 4 steps
-    alone = _Run(_strategy(1, logical_cpus), plan)
+    alone = _Run(strategy_of(1), plan)
     for replicas, steps in ((1, 3), (2, 1), (2, 3)):
-        other = _Run(_strategy(replicas, logical_cpus), plan, steps_per_loop=steps)
+        other = _Run(strategy_of(replicas), plan, steps_per_loop=steps)
         other.assert_like(alone)
-    plain = _Run(
-        _strategy(1, logical_cpus), _plan(sampler="shuffled", n_is_public=True)
-    )
+    plain = _Run(strategy_of(1), _plan(sampler="shuffled", n_is_public=True))
     assert any((a != b).any() for a, b in zip(alone.weights, plain.weights))
 
 
 def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(
-    logical_cpus, tmp_path, monkeypatch
+    strategy_of, tmp_path, monkeypatch
 ):
     paid, events = Ledger.pay, []
 
@@ -274,7 +262,7 @@ def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(
 
     monkeypatch.setattr(Ledger, "pay", pay)
     run = _Run(
-        _strategy(1, logical_cpus),
+        strategy_of(1),
         directory=tmp_path,
         save_every=4,
         steps_per_loop=3,
@@ -294,9 +282,9 @@ def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(
     assert states == ["step-00000004.npz", "step-00000007.npz"]
 
 
-def test_a_stop_inside_a_loop_counts_the_whole_loop(logical_cpus, tmp_path):
+def test_a_stop_inside_a_loop_counts_the_whole_loop(strategy_of, tmp_path):
     run = _Run(
-        _strategy(1, logical_cpus),
+        strategy_of(1),
         directory=tmp_path,
         steps_per_loop=3,
         on_step=lambda done, loss: done == 2,
@@ -305,13 +293,11 @@ def test_a_stop_inside_a_loop_counts_the_whole_loop(logical_cpus, tmp_path):
     assert run.state[0] == 3  # iterations: what ran is what is said to have run
 
 
-def test_loops_that_cannot_be_are_refused(logical_cpus):
+def test_loops_that_cannot_be_are_refused(strategy_of):
     with pytest.raises(ValueError, match="has to be set before every step"):
-        _Run(
-            _strategy(1, logical_cpus), steps_per_loop=2, before_step=lambda done: None
-        )
+        _Run(strategy_of(1), steps_per_loop=2, before_step=lambda done: None)
     with pytest.raises(ValueError, match="steps_per_loop.*0"):
-        _Run(_strategy(1, logical_cpus), steps_per_loop=0)
+        _Run(strategy_of(1), steps_per_loop=0)
 
 
 # -- Being asked to end ---------------------------------------------------------------
@@ -319,9 +305,9 @@ def test_loops_that_cannot_be_are_refused(logical_cpus):
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
-    logical_cpus, tmp_path, secure
+    strategy_of, tmp_path, secure
 ):
-    strategy, plan = _strategy(1, logical_cpus), _plan(secure=secure)
+    strategy, plan = strategy_of(1), _plan(secure=secure)
     begun = _Run(strategy, plan, directory=tmp_path / "a", preempted=lambda: True)
     assert begun.preempted == 1
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -343,32 +329,30 @@ def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_request_during_the_last_step_comes_too_late(logical_cpus):
+def test_a_request_during_the_last_step_comes_too_late(strategy_of):
     """What is finished is not thrown away."""
     asked = iter([False] * (_STEPS - 1) + [True])
-    run = _Run(_strategy(1, logical_cpus), preempted=lambda: next(asked))
+    run = _Run(strategy_of(1), preempted=lambda: next(asked))
     assert run.preempted is None and run.executed == _STEPS
 
 
 # -- What would make a step that is paid for another step ----------------------------
 
 
-def test_a_step_that_xla_compiled_is_not_repeated_uncompiled(logical_cpus, tmp_path):
+def test_a_step_that_xla_compiled_is_not_repeated_uncompiled(strategy_of, tmp_path):
     """Its draws may be others there; replicas leave compiling to the strategy."""
     options = {"directory": tmp_path, "jit_compile": True}
-    begun = _Run(_strategy(1, logical_cpus), preempted=lambda: True, **options)
+    begun = _Run(strategy_of(1), preempted=lambda: True, **options)
     assert begun.preempted == 1
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(InputError, match="jit_compile was True .* and is False now"):
-        _Run(_strategy(2, logical_cpus), **options)
+        _Run(strategy_of(2), **options)
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert _Run(_strategy(1, logical_cpus), **options).executed == _STEPS
+    assert _Run(strategy_of(1), **options).executed == _STEPS
 
 
-def test_a_run_on_replicas_that_were_dealt_other_rows_is_refused(
-    logical_cpus, tmp_path
-):
-    strategy = _strategy(1, logical_cpus)
+def test_a_run_on_replicas_that_were_dealt_other_rows_is_refused(strategy_of, tmp_path):
+    strategy = strategy_of(1)
     _Run(strategy, directory=tmp_path, preempted=lambda: True)
     path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
     content = json.loads(path.read_text())
@@ -406,14 +390,14 @@ class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
     [(1, False, 1, 4), (2, False, 1, 4), (1, True, 1, 4), (2, True, 3, 3)],
 )
 def test_a_run_that_diverges_ends_at_its_last_finite_call_and_pays_for_the_plan(
-    logical_cpus, tmp_path, replicas, secure, steps_per_loop, kept
+    strategy_of, tmp_path, replicas, secure, steps_per_loop, kept
 ):
     """Step 5 makes the weights infinite; calls of three steps end after step 3 and 6.
 
     Its last saved state is older, so what is kept is computed again.
     """
     run = _Run(
-        _strategy(replicas, logical_cpus),
+        strategy_of(replicas),
         _plan(secure=secure),
         rate=_Breaks(4),
         directory=tmp_path,

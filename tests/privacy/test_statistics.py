@@ -93,17 +93,8 @@ class _Still:
         return np.stack([np.concatenate(one) for one in zip(*held)])
 
 
-def _strategy(replicas, logical_cpus):
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    # Collectives of two and of four devices cannot live in one process.
-    return tf.distribute.MirroredStrategy(
-        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-    )
-
-
 @pytest.fixture(scope="module")
-def trained(logical_cpus):
+def trained(strategy_of):
     """Trains on zero gradients; returns each replica's weights after each step."""
     seen = {}
 
@@ -113,7 +104,7 @@ def trained(logical_cpus):
             plan = _plan(**changes)
             # Only the other engines take rows that depend on each other.
             coupled = plan.spec.sensitivity_multiplier > 1 and engine != "fast"
-            strategy, weights = _strategy(replicas, logical_cpus), []
+            strategy, weights = strategy_of(replicas), []
             with strategy.scope():
                 still = _Still()
                 optimizer = make_optimizer(plan, _RATE, "sgd", engine, seed)
@@ -206,9 +197,9 @@ def test_a_larger_sensitivity_gets_as_much_more_noise(trained, engine):
     _assert_scale(weights[0, 0], 7 * sigma * 0.5 * _RATE / 32)
 
 
-def _one_step(engine, replicas, microbatches, logical_cpus, jit=False):
+def _one_step(engine, replicas, microbatches, strategy_of, jit=False):
     """One logical step in the caller's own loop, on zero gradients."""
-    plan, strategy = _plan(), _strategy(replicas, logical_cpus)
+    plan, strategy = _plan(), strategy_of(replicas)
     with strategy.scope():
         still = _Still()
         step = make_logical_step(
@@ -234,8 +225,8 @@ def _one_step(engine, replicas, microbatches, logical_cpus, jit=False):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_custom_loops_have_the_same_noise(engine, logical_cpus, trained):
-    plan, copies = _one_step(engine, 2, 4, logical_cpus)
+def test_custom_loops_have_the_same_noise(engine, strategy_of, trained):
+    plan, copies = _one_step(engine, 2, 4, strategy_of)
     _assert_scale(copies[0], _deviation(plan))
     for other in copies:
         np.testing.assert_array_equal(other, trained(1, 1)[1][0, 0])
@@ -249,8 +240,8 @@ def test_custom_loops_have_the_same_noise(engine, logical_cpus, trained):
         pytest.param("vectorized", marks=pytest.mark.slow),
     ],
 )
-def test_the_step_compiles_with_xla_and_noises_alike(engine, logical_cpus):
-    plan, copies = _one_step(engine, 1, 4, logical_cpus, jit=True)
+def test_the_step_compiles_with_xla_and_noises_alike(engine, strategy_of):
+    plan, copies = _one_step(engine, 1, 4, strategy_of, jit=True)
     _assert_scale(copies[0], _deviation(plan))
     _assert_uncorrelated(copies[0].reshape(2, -1))
 

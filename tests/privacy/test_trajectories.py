@@ -172,19 +172,11 @@ def test_a_rate_per_microbatch_would_be_seen(gradients):
     assert np.abs(wrong - seen[-1][1][0]).max() > 0.05
 
 
-def _trained(replicas, logical_cpus, optimizer="adam", groups=None, **changes):
+def _trained(replicas, strategy_of, optimizer="adam", groups=None, **changes):
     plan = _plan(num_units=40, batch_size=12, **changes)
     rows = _rows(40 if groups is None else len(groups.rows))
-    strategy = (
-        tf.distribute.get_strategy()
-        if replicas == 1
-        # Collectives of two and of four devices cannot live in one process.
-        else tf.distribute.MirroredStrategy(
-            logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-        )
-    )
     losses = []
-    with strategy.scope():
+    with strategy_of(replicas).scope():
         model = _Linear()
         train(
             plan,
@@ -205,21 +197,21 @@ def _trained(replicas, logical_cpus, optimizer="adam", groups=None, **changes):
     "optimizer, numbers",
     [("adam", (2, 4)), ("adafactor", (2,)), ("t5x_adafactor", (2,))],
 )
-def test_replicas_train_what_one_would(optimizer, numbers, logical_cpus):
+def test_replicas_train_what_one_would(optimizer, numbers, strategy_of):
     """The same rows and noise; each replica has an uneven share of every batch."""
-    alone, losses = _trained(1, logical_cpus, optimizer)
+    alone, losses = _trained(1, strategy_of, optimizer)
     for replicas in numbers:
-        shared, others = _trained(replicas, logical_cpus, optimizer)
+        shared, others = _trained(replicas, strategy_of, optimizer)
         for one, other in zip(alone, shared):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(losses, others, rtol=1e-4, atol=1e-6)
 
 
-def test_replicas_leave_a_users_rows_together(logical_cpus):
+def test_replicas_leave_a_users_rows_together(strategy_of):
     """Two rows each, clipped as one: dealt out row by row they would be two."""
     groups = Groups.of([f"u{row % 24}" for row in range(64)])
     options = dict(unit="user", rows_per_unit=2, groups=groups)
-    alone, _ = _trained(1, logical_cpus, **options)
-    shared, _ = _trained(2, logical_cpus, **options)
+    alone, _ = _trained(1, strategy_of, **options)
+    shared, _ = _trained(2, strategy_of, **options)
     for one, other in zip(alone, shared):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.layers import T5Config
-from tfdpsq.retriever import RetrieverConfig, TwoTower
+from tfdpsq.retriever import RetrieverConfig, TwoTower, collate, encode_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,5 +84,19 @@ def make_rows():
             query = " ".join(draw.choice(words, 4, replace=False))
             rows.append(Row(f"q{i}", query, f"d{i}", " ".join(words)))
         return rows
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_batch(make_rows, tokenizer):
+    """Makes a batch of n rows."""
+
+    def make(n=6, weights=None, seed=0):
+        rows = make_rows(n, seed)
+        arrays = encode_pairs(rows, tokenizer, query_length=6, document_length=12)
+        weights = None if weights is None else np.array(weights, np.float32)
+        batch = collate(arrays, np.arange(n), weights)
+        return {name: tf.constant(array) for name, array in batch.items()}
 
     return make

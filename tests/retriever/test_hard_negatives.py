@@ -136,13 +136,10 @@ def test_a_rows_own_negatives_are_no_others():
 
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_replicas_see_each_others_rows(logical_cpus, replicas, bidirectional):
+def test_replicas_see_each_others_rows(strategy_of, replicas, bidirectional):
     """Losses, and gradients of embeddings, are those of one replica with all rows."""
     embeddings, batch = _case(3)
-    # Collectives cannot be had for two numbers of replicas in one process.
-    strategy = tf.distribute.MirroredStrategy(
-        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-    )
+    strategy = strategy_of(replicas)
     share = len(batch["weights"]) // replicas
 
     def gradient(parts, batch):

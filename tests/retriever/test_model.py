@@ -22,12 +22,6 @@ from tfdpsq.validation import DataError, InputError
 LENGTHS = {"query_length": 6, "document_length": 12}
 
 
-def _batch(make_rows, tokenizer, n=6, weights=None, seed=0):
-    arrays = encode_pairs(make_rows(n, seed), tokenizer, **LENGTHS)
-    batch = collate(arrays, np.arange(n), weights)
-    return {name: tf.constant(array) for name, array in batch.items()}
-
-
 def _ids(lengths, width, seed=0):
     """Random tokens everywhere, beyond the lengths too."""
     draw = np.random.default_rng(seed)
@@ -42,12 +36,10 @@ def test_embeddings_are_float32_of_unit_length(model):
         np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
 
 
-def test_mixed_bfloat16_is_of_the_encoders_products_alone(
-    make_model, make_rows, tokenizer
-):
+def test_mixed_bfloat16_is_of_the_encoders_products_alone(make_model, make_batch):
     exact, model = make_model(), make_model(dtype="mixed_bfloat16")
     assert {v.dtype.base_dtype for v in model.variables} == {tf.float32}
-    batch = _batch(make_rows, tokenizer)
+    batch = make_batch()
     losses = tf.function(lambda rows: model.per_example_losses(rows, training=True))
     operations = losses.get_concrete_function(batch).graph.get_operations()
     kinds = {}
@@ -96,11 +88,9 @@ def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(model):
     np.testing.assert_allclose(np.linalg.norm(got[0]), 1, atol=1e-6)
 
 
-def test_losses_equal_float64_arithmetic_on_the_embeddings(
-    make_model, make_rows, tokenizer
-):
+def test_losses_equal_float64_arithmetic_on_the_embeddings(make_model, make_batch):
     model = make_model(scale=7.0)
-    batch = _batch(make_rows, tokenizer)
+    batch = make_batch()
     q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
     d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
     scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
@@ -135,11 +125,9 @@ def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokeniz
     assert float(model.per_example_losses(batch)[3]) == 0
 
 
-def test_a_learned_scale_is_trained_and_saved(
-    make_model, make_rows, tokenizer, tmp_path
-):
+def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     model = make_model(scale=5.0, learned_scale=True)
-    batch = _batch(make_rows, tokenizer)
+    batch = make_batch()
     fixed = make_model(scale=5.0)
     np.testing.assert_allclose(
         model.per_example_losses(batch), fixed.per_example_losses(batch), rtol=1e-6
@@ -176,9 +164,9 @@ def test_the_first_token_stands_for_its_text(make_model):
     assert not np.any(inside[1])
 
 
-def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
+def test_loss_is_the_mean_over_real_rows(model, make_batch):
     weights = np.array([1, 1, 1, 1, 0, 0], np.float32)
-    padded = _batch(make_rows, tokenizer, weights=weights)
+    padded = make_batch(weights=weights)
     plain = {name: value[:4] for name, value in padded.items()}
     # Each row's own loss, and the mean over 4, not over 6.
     losses = model.per_example_losses(padded)
@@ -189,9 +177,9 @@ def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
     )
 
 
-def test_gradients_per_row_add_up_and_skip_padding(model, make_rows, tokenizer):
+def test_gradients_per_row_add_up_and_skip_padding(model, make_batch):
     weights = np.array([1, 1, 1, 0], np.float32)
-    batch = _batch(make_rows, tokenizer, n=4, weights=weights)
+    batch = make_batch(n=4, weights=weights)
     with tf.GradientTape(persistent=True) as tape:
         losses = model.per_example_losses(batch)
         rows = [losses[i] for i in range(4)]
@@ -314,10 +302,10 @@ def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile
     assert history.history["loss"][-1] < 0.7
 
 
-def test_dropout_is_on_in_training_only(make_model, make_config, make_rows, tokenizer):
+def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
     t5 = dataclasses.replace(make_config().t5, dropout=0.5)
     model = make_model(t5=t5)
-    batch = _batch(make_rows, tokenizer)
+    batch = make_batch()
     still = [model.per_example_losses(batch).numpy() for _ in range(2)]
     noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)

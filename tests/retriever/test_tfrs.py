@@ -5,21 +5,14 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdpsq.retriever import TwoTower, collate, encode_pairs
+from tfdpsq.retriever import TwoTower
 
 LENGTHS = {"query_length": 6, "document_length": 12}
 
 
-def _batch(make_rows, tokenizer, n=6, weights=None):
-    arrays = encode_pairs(make_rows(n), tokenizer, **LENGTHS)
-    weights = None if weights is None else np.array(weights, np.float32)
-    batch = collate(arrays, np.arange(n), weights)
-    return {name: tf.constant(array) for name, array in batch.items()}
-
-
-def test_a_step_of_fit_is_one_of_tfrs_retrieval(make_model, make_rows, tokenizer):
+def test_a_step_of_fit_is_one_of_tfrs_retrieval(make_model, make_batch):
     """TFRS sums over rows, we average; scale is one over its temperature."""
-    model, batch = make_model(scale=7.0), _batch(make_rows, tokenizer)
+    model, batch = make_model(scale=7.0), make_batch()
     assert isinstance(model, tfrs.models.Model)
     task = tfrs.tasks.Retrieval(temperature=model.config.temperature)
     with tf.GradientTape() as tape:
@@ -42,9 +35,9 @@ def test_a_step_of_fit_is_one_of_tfrs_retrieval(make_model, make_rows, tokenizer
 
 
 def test_evaluate_updates_tfrs_metrics_over_the_corpus(
-    make_model, make_config, make_rows, tokenizer
+    make_model, make_config, make_batch
 ):
-    batch = _batch(make_rows, tokenizer)
+    batch = make_batch()
     found = make_model().predict(tf.data.Dataset.from_tensors(batch), verbose=0)
     documents = (batch["document_key"], found["documents"])
     corpus = tf.data.Dataset.from_tensor_slices(documents).batch(4)
@@ -78,10 +71,8 @@ def test_a_keras_file_holds_the_whole_retriever(make_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_fit_on_two_replicas_is_fit_on_one(
-    make_config, make_rows, tokenizer, logical_cpus
-):
-    batch = _batch(make_rows, tokenizer, weights=[1, 1, 1, 1, 0, 1])
+def test_fit_on_two_replicas_is_fit_on_one(make_config, make_batch, logical_cpus):
+    batch = make_batch(weights=[1, 1, 1, 1, 0, 1])
     trained = []
     for strategy in (
         tf.distribute.get_strategy(),

@@ -13,10 +13,8 @@ def job(tmp_path_factory):
 
 
 @pytest.fixture
-def on_two_devices(logical_cpus, monkeypatch):
+def on_two_devices(strategy_of, monkeypatch):
     """Runs what is inside as under `--strategy=mirrored --replicas=2`."""
-    import tensorflow as tf
-
     from tfdpsq.layers import replicated
     from tfdpsq.run.devices import strategy
 
@@ -29,12 +27,7 @@ def on_two_devices(logical_cpus, monkeypatch):
     @contextlib.contextmanager
     def opened():
         monkeypatch.setattr(replicated.Replicated, "__call__", counted)
-        # As the flag makes it; collectives of two and of four devices cannot live in
-        # one process.
-        mirrored = tf.distribute.MirroredStrategy(
-            logical_cpus[:2], tf.distribute.ReductionToOneDevice()
-        )
-        devices = strategy.Devices(mirrored)
+        devices = strategy.Devices(strategy_of(2))
         with strategy.using(devices):
             yield devices
         assert max(sizes) == 2  # both had a batch

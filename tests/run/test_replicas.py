@@ -18,14 +18,6 @@ from tfdpsq.run.devices import preemption, strategy
 from tfdpsq.run.training import plain_training, pretraining_loop
 
 
-def _strategy(replicas, logical_cpus):
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy(
-        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-    )
-
-
 def _ids(random, shape, length):
     return {
         "ids": random.integers(2, 30, (*shape, length)).astype(np.int32),
@@ -86,10 +78,10 @@ def alone():
     "replicas, rows_at_a_time", [(2, 2), pytest.param(4, 0, marks=pytest.mark.slow)]
 )
 def test_a_row_loses_the_same_units_wherever_it_is_embedded(
-    logical_cpus, alone, replicas, rows_at_a_time
+    strategy_of, alone, replicas, rows_at_a_time
 ):
     """Replicas, and parts of their rows that are embedded one after the other."""
-    losses, weights = _trained(_strategy(replicas, logical_cpus), rows_at_a_time)
+    losses, weights = _trained(strategy_of(replicas), rows_at_a_time)
     np.testing.assert_allclose(losses, alone[0], rtol=1e-5)
     for one, other in zip(weights, alone[1]):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
@@ -152,11 +144,11 @@ def _trained_directly(strategy, method, directory):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["naive", "public_negatives", "pooled"])
 def test_direct_private_training_takes_the_steps_of_one_replica(
-    logical_cpus, method, tmp_path
+    strategy_of, method, tmp_path
 ):
     """Which negatives are drawn, what they are embedded as, noise, dropout."""
     alone, shared = (
-        _trained_directly(_strategy(replicas, logical_cpus), method, tmp_path / name)
+        _trained_directly(strategy_of(replicas), method, tmp_path / name)
         for name, replicas in (("alone", 1), ("shared", 2))
     )
     for one, other in zip(shared, alone):
@@ -256,7 +248,7 @@ class _AskedAt(preemption.Notice):
     [(2, 1, 5, "adafactor"), (1, 4, 2, "adam"), (4, 2, 3, "adafactor")],
 )
 def test_pretraining_moves_between_replicas(
-    whole, logical_cpus, tmp_path, before, after, step, optimizer
+    whole, strategy_of, tmp_path, before, after, step, optimizer
 ):
     """Ended under one number of them, gone on with under another: the same T5.
 
@@ -264,12 +256,12 @@ def test_pretraining_moves_between_replicas(
     statistics say: neither is the same where a share's gradient is taken for all.
     """
     settings, wanted = whole(optimizer)
-    devices = strategy.Devices(_strategy(before, logical_cpus), notice=_AskedAt(step))
+    devices = strategy.Devices(strategy_of(before), notice=_AskedAt(step))
     with pytest.raises(privacy.Preempted):
         pretrain.run(settings, tmp_path / "t5", devices)
     assert (tmp_path / ".t5.state" / f"record-{step}.json").is_file()
     assert not (tmp_path / "t5").exists()
-    devices = strategy.Devices(_strategy(after, logical_cpus))
+    devices = strategy.Devices(strategy_of(after))
     pretrain.run(settings, tmp_path / "t5", devices)
     _assert_like(tmp_path / "t5", wanted)
 
@@ -285,11 +277,11 @@ def test_what_replicas_agree_on_says_something_of_dropout(whole, tmp_path):
 
 @pytest.mark.parametrize("changes", [{"text_rows": 3}, {"pair_rows": 6}])
 def test_replicas_that_cannot_share_a_batch_are_refused(
-    config, logical_cpus, tmp_path, changes
+    config, strategy_of, tmp_path, changes
 ):
     config = config.copy_and_resolve_references()
     config.update(changes)
-    devices = strategy.Devices(_strategy(4, logical_cpus), steps_per_loop=2)
+    devices = strategy.Devices(strategy_of(4), steps_per_loop=2)
     ((name, rows),) = changes.items()
     # A job that does more than this goes on with one device.
     assert pretrain.usable(config, devices) == strategy.Devices(notice=devices.notice)
