@@ -2,6 +2,7 @@
 
 import time
 
+import attentive
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,23 +21,13 @@ _V, _EOS = 60, 1
 
 @pytest.fixture(scope="module", params=["1.0", "1.1"])
 def model(request):
-    return _generator(request.param)
+    return attentive.generator(request.param)
 
 
 @pytest.fixture(scope="module")
 def untied():
     """Of version 1.1 alone: for rows and batches, which no version treats otherwise."""
-    return _generator("1.1")
-
-
-def _generator(version):
-    tf.keras.utils.set_random_seed(8)
-    model = T5QueryGenerator(T5Config(_V, 2, 3, 16, 24, 8, version, dropout=0.0))
-    # Larger weights than at the start of training: attention that matters.
-    for variable in model.trainable_variables:
-        if variable.shape.rank == 2:
-            variable.assign(variable * 1.5)
-    return model
+    return attentive.generator("1.1")
 
 
 def _documents(rows, length=12, seed=0):

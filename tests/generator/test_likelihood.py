@@ -2,6 +2,7 @@
 
 import itertools
 
+import attentive
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,11 +11,9 @@ from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import (
     QueryLikelihood,
-    T5QueryGenerator,
     encode_pairs,
     likelihood,
 )
-from tfdpsq.layers import T5Config
 from tfdpsq.validation import InputError
 
 _WORDS = "red fox dogs sleep in the sun all day long rain and snow fall north".split()
@@ -33,14 +32,8 @@ def tokenizer(tmp_path_factory):
 
 
 def _model(tokenizer, version="1.0", soft_prompt=0):
-    tf.keras.utils.set_random_seed(3)
-    shape = T5Config(tokenizer.vocabulary_size, 2, 3, 16, 24, 8, version, dropout=0.1)
-    model = T5QueryGenerator(shape, soft_prompt=soft_prompt)
-    # Larger weights than at the start of training: attention that matters.
-    for variable in model.trainable_variables:
-        if variable.shape.rank == 2:
-            variable.assign(variable * 1.5)
-    return model
+    size = tokenizer.vocabulary_size
+    return attentive.generator(version, size, dropout=0.1, soft_prompt=soft_prompt)
 
 
 def _pairs():

@@ -1,7 +1,9 @@
 """A generator with a soft prompt: the same as with words of its own, and kept whole."""
 
+import functools
 import json
 
+import attentive
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -23,25 +25,13 @@ from tfdpsq.generator.decoding import (
     decodable_logits_mask,
     generate,
 )
-from tfdpsq.layers import T5Config, encoder_of
+from tfdpsq.layers import encoder_of
 from tfdpsq.validation import DataError, InputError
 
 _V, _P, _EOS = 60, 5, 1
 
 
-def _config(version, vocabulary_size=_V, layers=2):
-    return T5Config(vocabulary_size, layers, 3, 16, 24, 8, version, dropout=0.0)
-
-
-def _generator(version, length=_P, layers=1, vocabulary_size=_V):
-    tf.keras.utils.set_random_seed(8)
-    config = _config(version, vocabulary_size, layers)
-    model = T5QueryGenerator(config, soft_prompt=length)
-    # Larger weights than at the start of training: attention that matters.
-    for variable in model.trainable_variables:
-        if variable.shape.rank == 2:
-            variable.assign(variable * 1.5)
-    return model
+_generator = functools.partial(attentive.generator, layers=1, soft_prompt=_P)
 
 
 @pytest.fixture(scope="module", params=["1.0", "1.1"])
@@ -70,7 +60,7 @@ def _batch(rows=6, length=12, query_length=7):
 def test_it_is_what_words_of_its_own_would_be(model):
     """A model without one, whose vocabulary has the vectors as further words."""
     version = model.config.version
-    other = T5QueryGenerator(_config(version, _V + _P))
+    other = attentive.generator(version, _V + _P)
     theirs = iter(v for v in model.backbone.weights if "soft_prompt" not in v.name)
     vectors = model.backbone.soft_prompt.vectors.numpy()
     for variable in other.backbone.weights:
@@ -98,7 +88,7 @@ def test_it_is_what_words_of_its_own_would_be(model):
     encoded = model.encode(batch["document_ids"], mask)
     np.testing.assert_allclose(encoded, expected["encoder_sequence_output"], atol=1e-5)
     # And it matters.
-    plain = _generator(version, length=0, layers=2)
+    plain = attentive.generator(version)
     assert np.abs(plain(batch) - model(batch)).max() > 0.1
 
 
@@ -176,7 +166,7 @@ def test_greedy_decoding_is_the_argmax_of_the_uncached_model(model, jit):
 def test_a_query_does_not_depend_on_the_batch_it_is_written_in(tmp_path):
     texts = [f"reads the {word} of file {i}" for i, word in enumerate("abcdefgh" * 9)]
     tokenizer = Tokenizer(train_vocabulary(texts, 290, tmp_path / "spiece.model"))
-    model = _generator("1.1", vocabulary_size=300)
+    model = _generator("1.1", size=300)
     documents = [
         Document(f"d{i}", "", "reads the file " * (i % 5) + f"of {i}") for i in range(9)
     ]
@@ -224,12 +214,12 @@ def test_saved_and_loaded_models_are_equal(tmp_path):
     _, backbone = checkpoints.load(tmp_path)
     assert backbone.soft_prompt.length == _P
     # Saved there again without one, none is left of the first.
-    _generator("1.0", 0).save_to_preset(tmp_path)
+    _generator("1.0", soft_prompt=0).save_to_preset(tmp_path)
     assert T5QueryGenerator.from_preset(tmp_path).backbone.soft_prompt is None
 
 
 def test_a_model_without_one_gets_a_new_one(tmp_path):
-    plain = _generator("1.1", 0)
+    plain = _generator("1.1", soft_prompt=0)
     plain.save_to_preset(tmp_path)
     loaded = T5QueryGenerator.from_preset(tmp_path, soft_prompt=2)
     vectors = loaded.backbone.soft_prompt.vectors
@@ -257,7 +247,7 @@ def test_nothing_drops_one_silently(tmp_path):
             T5QueryGenerator.from_preset(tmp_path, soft_prompt=wanted)
     checkpoint = checkpoints.open_checkpoint(tmp_path)
     with pytest.raises(DataError, match="5 vectors, where one of 0 is wanted"):
-        checkpoint.load_into(_generator("1.1", 0).backbone)
+        checkpoint.load_into(_generator("1.1", soft_prompt=0).backbone)
     for load in (
         checkpoints.load_encoder,
         lambda path: checkpoints.open_checkpoint(path, encoder_only=True),
