@@ -65,8 +65,9 @@ def _best(scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     That probability is 1/V at least: its logarithm loses nothing.
     """
     probabilities = tf.nn.softmax(scores)
-    which = tf.argmax(scores, axis=-1, output_type=tf.int32)
-    return _at(scores, which), -tf.math.log(_at(probabilities, which)), probabilities
+    # Maxima, not values at the best place: XLA fuses them, and writes no probabilities.
+    highest = tf.reduce_max(probabilities, axis=-1)
+    return tf.reduce_max(scores, axis=-1), -tf.math.log(highest), probabilities
 
 
 def _at(values: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
