@@ -50,7 +50,7 @@ def fitted():
     [
         (dict(directory=""), "directory is '', which is not a path"),
         (dict(directory=" "), "directory is ' ', which is not a path"),
-        (dict(directory="a\0b"), "no path of this machine"),
+        (dict(directory="a\0b"), "not a path of this machine"),
         (dict(directory=5), "directory is 5, which is not a path"),
         (dict(directory="gs://bucket/run"), "'gs://bucket/run', which is not a path"),
         (dict(x=3.0), "fit got a float. Give arrays with one row per example"),
