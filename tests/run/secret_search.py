@@ -200,10 +200,12 @@ class _Index:
             data[places + i].astype(np.uint64) << np.uint64(8 * i)
             for i in range(_SHORTEST)
         )
-        alike = np.isin(starts, self._starts)
+        starting = np.isin(starts, self._starts)
         return {
             pattern
-            for place, start in zip(places[alike].tolist(), starts[alike].tolist())
+            for place, start in zip(
+                places[starting].tolist(), starts[starting].tolist()
+            )
             for pattern in self._patterns[start]
             if content.startswith(pattern, place)
         }

@@ -267,14 +267,14 @@ def _require_labels(given: Any, owners: np.ndarray) -> None:
     Of two persons merged into one unit, one that leaves does not take the unit along,
     but can turn its clipped gradient around: twice the sensitivity.
     """
-    alike: tuple[tuple[type, ...], ...] = ((int, np.integer), (str,), (bytes,))
+    comparable: tuple[tuple[type, ...], ...] = ((int, np.integer), (str,), (bytes,))
     if np.ma.is_masked(given):
         found = "masked"
     elif owners.dtype.kind in "iuUS":
         return
     elif owners.dtype.kind != "O":
         found = owners.dtype.name
-    elif any(all(isinstance(one, kinds) for one in owners) for kinds in alike):
+    elif any(all(isinstance(one, kinds) for one in owners) for kinds in comparable):
         return
     else:
         found = " and ".join(sorted({type(one).__name__ for one in owners}))
