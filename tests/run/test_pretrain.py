@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -23,10 +22,6 @@ from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.run import pretrain
 from tfdpsq.run.core import sources
-
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
-
 
 _T5 = {
     "vocabulary_size": 460,
@@ -123,8 +118,7 @@ def _start(base, pairs, *flags, environment=None):
     """The stage in a process of its own, into base/t5."""
     config = base / "config.py"
     config.write_text(
-        "import runpy, sys\n"
-        f"sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
+        "import runpy\n"
         "def get_config():\n"
         f"    return runpy.run_path({str(__file__)!r})['_config']({str(pairs)!r})\n"
     )
@@ -139,7 +133,7 @@ def _start(base, pairs, *flags, environment=None):
         ],
         env={
             **os.environ,
-            "PYTHONPATH": str(_ROOT),
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **(environment or {}),
         },
