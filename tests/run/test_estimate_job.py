@@ -335,12 +335,10 @@ def test_measured_rates_are_near_those_that_a_job_had(job, tmp_path):
         logged["examples"] = rates.from_logs(place)["examples"]
         found = estimate_job.run(config, options, Devices())
         assert found.memory > 100 << 20
-        ratios.append(
-            [
-                getattr(found.rates, name) / logged[name]
-                for name in ("examples", "queries")
-            ]
-        )
+        # A log's rate is of whole steps: with what a step costs whatever its rows.
+        rows, rate = longer.batch_size, found.rates
+        steps = rows / (rate.step + rows / rate.examples)
+        ratios.append([steps / logged["examples"], rate.queries / logged["queries"]])
         if all(1 / 5 < ratio < 5 for ratio in ratios[-1]):
             return
     raise AssertionError(ratios)

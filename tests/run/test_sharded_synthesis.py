@@ -320,19 +320,28 @@ def test_what_is_wrong_with_flags_is_said_in_one_line(base, tmp_path):
 def _writing(directory):
     """The processes that have a file of an unfinished shard open."""
     found = set()
-    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            file = os.readlink(link)
-            if file.startswith(str(directory)) and ".tfrecord." in file:
-                found.add(int(link.parts[2]))
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or closed a file, meanwhile
+            for link in (process / "fd").iterdir():
+                file = os.readlink(link)
+                if file.startswith(str(directory)) and ".tfrecord." in file:
+                    found.add(int(process.name))
     return found
 
 
 @pytest.mark.slow  # two workers and those that come after them
 def test_a_worker_of_beam_that_is_killed_costs_its_shard_alone(base, whole, tmp_path):
+    def killed():
+        for worker in _writing(tmp_path):
+            os.kill(worker, signal.SIGSTOP)
+            inside = worker in _writing(tmp_path)  # it could end the shard meanwhile
+            os.kill(worker, signal.SIGKILL if inside else signal.SIGCONT)
+            if inside:
+                return True
+        return False
+
     command = _start(base, tmp_path / "out", *_sharded.BEAM)
-    workers = command.waits_for(lambda: _writing(tmp_path))
-    os.kill(workers.pop(), signal.SIGKILL)
+    command.waits_for(killed)
     told = command.ends()
     assert "a worker of Beam died" in told
     _is_whole(tmp_path, whole)
