@@ -91,6 +91,30 @@ def test_damage_that_the_compressor_notices(tmp_path, values):
         array.read(0, 45)
 
 
+class _Waiting:
+    """An array of TensorStore whose reads never end."""
+
+    def __getitem__(self, rows):
+        return self
+
+    def read(self):
+        never, future = tensorstore.Promise.new()
+        self.promises = [*getattr(self, "promises", []), never]
+        return future
+
+
+def test_a_read_without_an_answer_is_begun_anew_or_ends(tmp_path, values, monkeypatch):
+    monkeypatch.setattr(zarr, "_PATIENCE", 0.5)
+    array = write_by_tensorstore(tmp_path / "w", values)
+    context = zarr._context(tensorstore)
+    array._store = _Waiting()
+    np.testing.assert_array_equal(array.read(3, 40), values[3:40])
+    assert zarr._context(tensorstore) is not context
+    array._store, array._open = _Waiting(), _Waiting
+    with pytest.raises(validation.DataError, match="no rows of weight w in 2 s"):
+        array.read(3, 40)
+
+
 def test_a_missing_library_is_named_with_the_remedy(tmp_path, values, monkeypatch):
     write_by_tensorstore(tmp_path / "w", values)
     monkeypatch.setitem(sys.modules, "tensorstore", None)

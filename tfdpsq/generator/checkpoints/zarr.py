@@ -29,6 +29,9 @@ _COPY = "Copy the whole checkpoint directory again"
 # Bytes of unpacked chunks kept of all arrays together, so that reading by rows unpacks
 # most only once.
 _CACHE = 4 << 20
+# Seconds to wait for rows, and how often. TensorStore ends threads without work; on
+# a machine whose memory was full one read was seen to wait for ever, with none left.
+_PATIENCE, _TRIES = 120.0, 5
 
 
 class Array:
@@ -57,14 +60,17 @@ class Array:
         header = directory / ".zarray"
         place = {"driver": "file", "path": os.path.abspath(directory)}
         spec = {"driver": "zarr", "kvstore": place}
+        self._open = lambda: tensorstore.open(
+            spec, open=True, context=_context(tensorstore)
+        ).result(timeout=_PATIENCE)
         try:
             validation.parse_json(header.read_text("utf-8"))
-            self._store = tensorstore.open(
-                spec, open=True, context=_context(tensorstore)
-            ).result()
+            self._store = self._open()
         except OSError as error:
             raise validation.DataError(
-                header, f"weight {name} cannot be read ({error.strerror})", _COPY
+                header,
+                f"weight {name} cannot be read ({error.strerror or error})",
+                _COPY,
             ) from error
         except ValueError as error:
             raise validation.DataError(
@@ -87,17 +93,29 @@ class Array:
         """Rows [start, stop) of the first axis.
 
         Raises:
-          DataError: a chunk is damaged.
+          DataError: a chunk is damaged, or no answer comes.
         """
-        try:
-            return self._store[start:stop].read().result()
-        except (ValueError, OSError) as error:
-            chunk = re.search(r'local file "([^"]+)"', str(error))
-            raise validation.DataError(
-                chunk[1] if chunk else self.directory,
-                f"weight {self.name} is truncated or damaged ({_reason(error)})",
-                _COPY,
-            ) from error
+        for again in range(_TRIES):
+            try:
+                if again:  # what waits holds the limits of its context
+                    _context.cache_clear()
+                    self._store = self._open()
+                return self._store[start:stop].read().result(timeout=_PATIENCE)
+            except TimeoutError:
+                continue
+            except (ValueError, OSError) as error:
+                chunk = re.search(r'local file "([^"]+)"', str(error))
+                raise validation.DataError(
+                    chunk[1] if chunk else self.directory,
+                    f"weight {self.name} is truncated or damaged ({_reason(error)})",
+                    _COPY,
+                ) from error
+        raise validation.DataError(
+            self.directory,
+            f"TensorStore gave no rows of weight {self.name} in "
+            f"{_TRIES * _PATIENCE:.0f} s",
+            "Run the same command again, with more free memory",
+        )
 
 
 @functools.cache
