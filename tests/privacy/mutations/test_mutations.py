@@ -90,7 +90,7 @@ def test_a_mistake_that_no_longer_fits_is_told():
 
 def _copy(directory):
     """The code and its tests, as they are now, without what tests do not need."""
-    for folder in ("tfdpsq", "tests"):
+    for folder in ("tfdpsq", "tests", "configs"):
         shutil.copytree(
             catalogue.ROOT / folder,
             directory / folder,
