@@ -168,6 +168,7 @@ def test_the_tests_pass_where_no_mistake_is_made(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.xdist_group("mutants")  # each process that has one starts all
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_a_mutant_is_killed(mutation, outcomes):
     status, said, failures, errors = outcomes[mutation.name].result()
