@@ -293,7 +293,7 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-def test_memory_for_a_t5_base_is_less_than_1_3_times_its_checkpoint(tmp_path):
+def test_memory_for_a_t5_base_is_little_more_than_its_checkpoint(tmp_path):
     config = T5Config.from_size("base", "1.1")
     model, parts = tmp_path / "model", tmp_path / "t5x"
     model.mkdir()
