@@ -139,6 +139,8 @@ def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path):
 
 def test_copies_of_a_run_that_paid_nothing_share_nothing(tmp_path, monkeypatch):
     """A correction in one of them would be another run, under the same noise."""
+    attempts = [checkpoint.open_secrets(tmp_path / "seeds", 0, {}) for _ in range(2)]
+    assert len({seed for a in attempts for seed in (a.noise_seed, a.sampler_seed)}) == 4
     begun, copy = tmp_path / "begun", tmp_path / "copy"
     with monkeypatch.context() as patch:
         _cannot_pay(patch, 0)
