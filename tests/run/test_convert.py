@@ -317,7 +317,7 @@ def test_memory_for_a_t5_base_is_little_more_than_its_checkpoint(tmp_path):
         used[name] = int(done.stdout.split()[-1]) / size
 
     assert used["load safetensors"] < 1.3, used  # 1.22 when measured
-    # 1.25 to 1.31: what malloc keeps of unpacked chunks depends on TensorStore's threads.
+    # 1.25 to 1.31: what malloc keeps of chunks depends on TensorStore's threads.
     assert used["load"] < 1.35, used
     # Conversion holds a few weights, never the model: 0.25 to 0.35 when measured.
     assert max(used["write"], used["read"]) < 0.5, used
