@@ -36,6 +36,7 @@ class _Device:
     def __init__(self, patch, name):
         bits, arithmetic = DEVICES[name]
         multiply, weighted_sum = products.product, factored.weighted_sum
+        form = products.formed
         operands = []
         self.squared = 0.0
 
@@ -45,6 +46,10 @@ class _Device:
             return multiply(
                 tf.constant(one), tf.constant(other), transpose_a, transpose_b
             )
+
+        def formed(left, right):
+            left, right = (tf.constant(rounded(x.numpy(), bits)) for x in (left, right))
+            return form(left, right)
 
         def noted(uses, factors, shape):
             rows = len(factors)
@@ -66,6 +71,7 @@ class _Device:
             return weighted_sum(uses, factors, shape)
 
         patch.setattr(products, "product", product)
+        patch.setattr(products, "formed", formed)
         patch.setattr(factored, "weighted_sum", noted)
         patch.setattr(products, "arithmetic", lambda dtype: arithmetic)
 
@@ -333,8 +339,8 @@ def truncating(monkeypatch):
         return tf.constant(_in_order(_truncated(left[:, :, None] * right[:, None])))
 
     def sums(values, axis=None, **options):
-        if axis == -1 and values.dtype == tf.float32:
-            return tf.constant(_in_order(values.numpy()))
+        if axis in (-1, 2) and values.dtype == tf.float32:
+            return tf.constant(_in_order(np.moveaxis(values.numpy(), axis, -1)))
         return reduce_sum(values, axis=axis, **options)
 
     monkeypatch.setattr(products, "product", product)
@@ -375,6 +381,10 @@ def _use_and_exact(kind):
             ],
             4 * squared,
         ),
+        "a matrix": (
+            [factored.Direct(long[np.newaxis, :, np.newaxis] * short)],
+            squared,
+        ),
     }
     uses, exact = made[kind]
     return [type(use)(*map(tf.constant, use)) for use in uses], exact
@@ -382,7 +392,14 @@ def _use_and_exact(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    ["wide inputs", "wide gradients", "positions", "looked-up positions", "both"],
+    [
+        "wide inputs",
+        "wide gradients",
+        "positions",
+        "looked-up positions",
+        "both",
+        "a matrix",
+    ],
 )
 def test_rows_that_lose_all_they_can_stay_below_the_bound(kind, truncating):
     """By 900 sums that each lose nearly a last bit; the bound is hardly above that."""

@@ -20,7 +20,7 @@ layers = tf.keras.layers
 PACKAGE = pathlib.Path(products.__file__).parents[2]
 
 
-# Products of the forward pass, whose precision is part of the function, and the two
+# Products of the forward pass, whose precision is part of the function, and those
 # that `products` makes itself: (file, function) and how many stand there.
 _FORWARD = {
     ("privacy/fast/keras_nlp_rules.py", "reversible_embedding"): 1,
@@ -30,6 +30,7 @@ _FORWARD = {
     ("privacy/fast/keras_rules.py", "depthwise_convolution"): 1,
     ("privacy/fast/products.py", "product"): 2,
     ("privacy/fast/products.py", "einsum"): 1,
+    ("privacy/fast/products.py", "formed"): 1,
     ("retriever/direct_losses.py", "NaiveLosses"): 1,
     ("retriever/direct_losses.py", "GroupLosses"): 1,
 }
@@ -258,9 +259,38 @@ def test_xla_is_asked_for_the_highest_precision():
         assert (
             list(config.operand_precision) == [products.xla.PrecisionConfig.HIGHEST] * 2
         )
-    # A Gram matrix each of inputs and gradients of two kernels, and their sums; the two
-    # biases are summed, too.
-    assert len(dots) == 2 * 3 + 2
+    # A Gram matrix each of inputs and gradients of two kernels, and their sums.
+    assert len(dots) == 2 * 3
+
+
+def test_xla_measures_the_gradients_that_it_sums():
+    """It may not make them anew for the sum, in another precision or another order."""
+    left, right = (tf.ones([3, 40, width]) for width in (4, 5))
+    function = tf.function(products.formed, jit_compile=True)
+    graph = function.get_concrete_function(left, right).graph
+    (multiplied,) = [op for op in graph.get_operations() if "MatMul" in op.type]
+    (reader,) = multiplied.outputs[0].consumers()
+    assert reader.type == "XlaOptimizationBarrier"
+    result = graph.structured_outputs
+    while result.op.type == "Identity":
+        result = result.op.inputs[0]
+    assert result is reader.outputs[0]
+    np.testing.assert_array_equal(function(left, right), np.full([3, 4, 5], 40))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize("shape", [[7], [7, 3], [7, 5, 4], [7, 2, 3, 4]])
+def test_a_compiled_sum_of_rows_is_the_product(shape, dtype):
+    random = np.random.default_rng(0)
+    factors = random.uniform(0, 1, [7])
+    rows = random.normal(size=shape)
+    given = tf.constant(factors, dtype), tf.constant(rows, dtype)
+    expected = np.tensordot(factors, rows, [[0], [0]])
+    for jit_compile in (False, True):
+        summed = tf.function(products.sum_of_rows, jit_compile=jit_compile)(*given)
+        assert summed.dtype == dtype
+        tolerance = 1e-6 if dtype == tf.float32 else 1e-14
+        np.testing.assert_allclose(summed, expected, tolerance, tolerance)
 
 
 def test_a_private_step_turns_tensor_float_32_off_and_on_again():

@@ -120,6 +120,40 @@ MUTATIONS = (
         "why": "a TPU then multiplies float32 in one pass of bfloat16",
     },
     {
+        "name": "formed_gradients_left_to_xla",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "xla.optimization_barrier(gradients)[0] if",
+        "new": "gradients if",
+        "tests": (
+            _TESTS + "test_products.py::test_xla_measures_the_gradients_that_it_sums",
+        ),
+        "why": "XLA may sum what it makes anew, and not what was measured",
+    },
+    {
+        "name": "compiled_sum_without_factors",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "tf.reduce_sum(rows * column, axis=0)",
+        "new": "tf.reduce_sum(rows, axis=0)",
+        "tests": (
+            _TESTS + "test_products.py::test_a_compiled_sum_of_rows_is_the_product",
+        ),
+        "why": "gradients that were formed are not clipped where XLA compiles",
+    },
+    {
+        "name": "squares_of_a_matrix_added_without_rounding",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "values.dtype), block\n",
+        "new": "values.dtype), 1\n",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_that_lose_all_they_can_stay_below_the_bound[a matrix]",
+        ),
+        "why": "each of up to 4,096 additions may lose a last bit",
+    },
+    {
         "name": "sum_bypasses_precision",
         "kind": "precision",
         "file": _FAST + "factored.py",

@@ -214,11 +214,8 @@ def weighted_sum(
 
 def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     if isinstance(use, Direct):
-        rows = use.gradients.shape[0]
         factors = tf.cast(factors, use.gradients.dtype)
-        flat = tf.reshape(use.gradients, [rows, -1])
-        total = products.product(tf.reshape(factors, [1, rows]), flat)
-        return tf.reshape(total, shape)
+        return tf.reshape(products.sum_of_rows(factors, use.gradients), shape)
     right = use.right
     factors = tf.reshape(tf.cast(factors, right.dtype), _column(right))
     width = right.shape[-1]
@@ -251,7 +248,7 @@ def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
         if isinstance(use, Lookup)
         else use.left
     )
-    gradients = products.product(left, use.right, transpose_a=True)
+    gradients = products.formed(left, use.right)
     return tf.reshape(gradients, [use.right.shape[0], *shape])
 
 

@@ -59,6 +59,7 @@ _TINY_POSITION, _TINY_SQUARE = 2.0**-100, 2.0**-90
 # Squares that are added up in their own precision (the rest follow in float64), and
 # positions so few that their products are added up in float64 at once.
 _BLOCK, _FEW = 256, 64
+_LONGEST = 4096  # axis of a matrix whose squares are added up in one go
 
 
 class Squared(NamedTuple):
@@ -200,8 +201,16 @@ def _total(terms: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """‖values‖² for each example, and how many roundings a square goes through."""
+    """‖values‖² for each example, and how many roundings a square goes through.
+
+    A matrix is summed along its first axis: to cut an axis, a TPU would copy it.
+    """
     rows, *sizes = values.shape.as_list()
-    size = math.prod(sizes)
-    block = max(k for k in range(1, _BLOCK + 1) if size % k == 0)
-    return _total(tf.square(tf.reshape(values, [rows, -1, block]))), block
+    length, width = math.prod(sizes[:-1]), math.prod(sizes[-1:])
+    block = length
+    if not _FEW < length <= _LONGEST:
+        length, width = length * width, 1
+        block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
+    blocks = tf.reshape(values, [rows, length // block, block, width])
+    partial = tf.cast(tf.reduce_sum(tf.square(blocks), axis=2), tf.float64)
+    return tf.cast(tf.reduce_sum(partial, axis=[1, 2]), values.dtype), block

@@ -214,6 +214,42 @@ def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     return tf.einsum(equation, one, other)
 
 
+def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Per-example gradients, Σ_t left[i, t] ⊗ right[i, t]; as `einsum`.
+
+    XLA must not rewrite the product together with what is made of it: the numbers that
+    are measured are those that are added up.
+
+    Args:
+      left: [B, T, m] float.
+      right: [B, T, n] of the same dtype.
+
+    Returns:
+      [B, m, n].
+    """
+    gradients = tf.matmul(left, right, transpose_a=True)
+    return xla.optimization_barrier(gradients)[0] if _compiled_by_xla() else gradients
+
+
+def sum_of_rows(factors: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Σ_i factors[i] · rows[i], a term rounded twice as an operand at most.
+
+    Args:
+      factors: [B] float32 or float64.
+      rows: [B, ...] of the same dtype.
+
+    Returns:
+      [...].
+    """
+    if _compiled_by_xla():
+        # In one pass over the rows as they lie. For a product, a TPU copies them first.
+        column = tf.reshape(factors, [-1] + [1] * (rows.shape.rank - 1))
+        return tf.reduce_sum(rows * column, axis=0)
+    count, *shape = rows.shape
+    flat = tf.reshape(rows, [count, -1])
+    return tf.reshape(product(tf.reshape(factors, [1, count]), flat), shape)
+
+
 def gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """The product one · otherᵀ, long inner products in panels.
 
