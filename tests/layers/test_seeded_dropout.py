@@ -92,8 +92,8 @@ def test_as_many_are_dropped_as_should_be_and_independently(rate):
         for other in names[:i]:
             found = (draws[one] & draws[other]).mean()
             assert abs(found - both) < 6 * np.sqrt(both * (1 - both) / n), (one, other)
-    # Nor do neighbours within a row.
-    for shift in (1, 2, 3, 4, 5):
+    # Nor do neighbours within a row, or numbers of one word, or of one group.
+    for shift in (1, 2, 3, 4, 5, n // 8, n // 4, n // 2, n // 2 + n // 8):
         found = (draws[names[0]][shift:] & draws[names[0]][:-shift]).mean()
         assert abs(found - both) < 6 * np.sqrt(2 * both * (1 - both) / n)
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpsq import dropout_masks
 from tfdpsq.keras_choice import keras
 
-# Numbers that one value of Philox's counter gives.
-_GROUP = 4
 # Calls have the lower bits of a counter's upper half, kinds of rows those above.
 _CALLS = 1 << 32
 
@@ -107,47 +105,41 @@ def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 
     Args:
       x: floating point, of a shape that XLA knows; rows first.
-      rate: share of the elements that become zero, to within 2^-32.
+      rate: share of the elements that become zero, to within 2^-17.
       seed: from `next_dropout_seed`.
 
     Returns:
       The same shape; kept elements are divided by 1 - rate.
     """
-    known = x.shape.is_fully_defined()
-    shape = x.shape if known else tf.shape(x)
-    size = math.prod(x.shape) if known else tf.size(x, tf.int64)
+    shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
     with tf.name_scope("tfdpsq_keyed_draw"):  # by which `privacy.replay` knows it
-        bits = tf.reshape(_bits(size, seed), shape)
-    # Integers, whose draws are the same compiled or not.
-    kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
+        words = _words(dropout_masks.words_for(shape), seed)
+    kept = dropout_masks.kept(words, rate, shape)
     return tf.where(kept, x / (1 - rate), tf.zeros_like(x))
 
 
-def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns [size] uint32: this part's stretch of a dropout's stream(s)."""
-    call, part = seed[1], seed[2]
+def _words(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
+    """Returns [*shape] uint32: this part's stretch of a dropout's stream(s).
+
+    Args:
+      shape: [rows, groups, 4].
+      seed: as of `dropped`.
+    """
+    (rows, groups, size), (_, call, part) = shape, tf.unstack(seed)
     key = tf.bitcast(seed[:1], tf.uint64)
     kinds = current_kinds()
-    each = size // sum(kinds)
     found = []
     for kind, count in enumerate(kinds):
-        wanted = each * count
-        start = part * tf.cast(wanted, tf.int64)
-        aligned = isinstance(wanted, int) and wanted % _GROUP == 0
-        drawn = wanted if aligned else (wanted // _GROUP + 2) * _GROUP
-        counter = tf.bitcast(
-            tf.stack([start // _GROUP, call + kind * _CALLS]), tf.uint64
-        )
-        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[drawn],
+        own = rows // sum(kinds) * count
+        start = part * tf.cast(own * groups, tf.int64)
+        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[own, groups, size],
             key=key,
-            counter=counter,
+            counter=tf.bitcast(tf.stack([start, call + kind * _CALLS]), tf.uint64),
             alg=tf.random.Algorithm.PHILOX.value,
             dtype=tf.uint32,
         )
-        if not aligned:
-            bits = tf.slice(bits, [start % _GROUP], [wanted])
-        found.append(bits)
+        found.append(words)
     return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
 

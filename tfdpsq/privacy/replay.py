@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
-from tfdpsq import validation
+from tfdpsq import dropout_masks, validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
@@ -509,8 +509,13 @@ class _StatelessGenerator:
             noise_shape = [shape[i] if size is None else size for i, size in sizes]
         if noise_shape is not None:
             shape = tf.convert_to_tensor(noise_shape, tf.int32)
-        bits = self._drawn(lambda: noise.integers(shape, self._draw_key(), tf.uint32))
-        kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
+        known = tf.fill(shape, False).shape  # as far as shapes are inferred
+        shape = known.as_list() if known.is_fully_defined() else shape
+        size = dropout_masks.words_for(shape)
+        words = self._drawn(
+            lambda: noise.integers(size, self._draw_key(), tf.uint32), known
+        )
+        kept = dropout_masks.kept(words, rate, shape)
         return tf.where(kept, inputs / (1 - rate), tf.zeros_like(inputs))
 
     def dropout_seed(self) -> tf.Tensor:
@@ -526,11 +531,15 @@ class _StatelessGenerator:
         with tf.name_scope(_SEED):
             return tf.identity(seed)
 
-    def _drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def _drawn(
+        self, draw: Callable[[], tf.Tensor], shape: tf.TensorShape | None = None
+    ) -> tf.Tensor:
+        """Draws, and notes the shape of what is drawn for if it is another one."""
         with tf.name_scope(_KEYED):
             drawn = same_draws.of_first_unit(draw())
             if self._draws is not None:
-                self._draws.append(Draw(f"layer {self._layer!r}", drawn.shape))
+                noted = drawn.shape if shape is None else shape
+                self._draws.append(Draw(f"layer {self._layer!r}", noted))
             if self._redrawn is None:
                 return drawn
             # Of every unit as many numbers, one unit after the other.
