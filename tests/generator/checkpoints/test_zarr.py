@@ -111,8 +111,19 @@ def test_a_read_without_an_answer_is_begun_anew_or_ends(tmp_path, values, monkey
     np.testing.assert_array_equal(array.read(3, 40), values[3:40])
     assert zarr._context(tensorstore) is not context
     array._store, array._open = _Waiting(), _Waiting
-    with pytest.raises(validation.DataError, match="no rows of weight w in 2 s"):
+    with pytest.raises(validation.DataError, match="no answer about weight w in 2 s"):
         array.read(3, 40)
+
+
+def test_an_opening_without_an_answer_does_not_blame_the_copy(
+    tmp_path, values, monkeypatch
+):
+    monkeypatch.setattr(zarr, "_PATIENCE", 0.1)
+    write_by_tensorstore(tmp_path / "w", values)
+    waiting = _Waiting()
+    monkeypatch.setattr(tensorstore, "open", lambda *_, **__: waiting.read())
+    with pytest.raises(validation.DataError, match="no answer.*Run the same"):
+        zarr.Array(tmp_path / "w", "w")
 
 
 def test_a_missing_library_is_named_with_the_remedy(tmp_path, values, monkeypatch):

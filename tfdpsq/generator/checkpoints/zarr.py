@@ -18,7 +18,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ _COPY = "Copy the whole checkpoint directory again"
 # Bytes of unpacked chunks kept of all arrays together, so that reading by rows unpacks
 # most only once.
 _CACHE = 4 << 20
-# Seconds to wait for rows, and how often. TensorStore ends threads without work; on
-# a machine whose memory was full one read was seen to wait for ever, with none left.
+# Seconds to wait for an answer, and how often. TensorStore ends threads without work;
+# on a machine whose memory was full one read was seen to wait for ever, with none left.
 _PATIENCE, _TRIES = 120.0, 5
 
 
@@ -65,7 +65,9 @@ class Array:
         ).result(timeout=_PATIENCE)
         try:
             validation.parse_json(header.read_text("utf-8"))
-            self._store = self._open()
+            self._store = self._answer(self._open)
+        except validation.DataError:
+            raise
         except OSError as error:
             raise validation.DataError(
                 header,
@@ -95,24 +97,37 @@ class Array:
         Raises:
           DataError: a chunk is damaged, or no answer comes.
         """
+        try:
+            return self._answer(
+                lambda: self._store[start:stop].read().result(timeout=_PATIENCE)
+            )
+        except validation.DataError:
+            raise
+        except (ValueError, OSError) as error:
+            chunk = re.search(r'local file "([^"]+)"', str(error))
+            raise validation.DataError(
+                chunk[1] if chunk else self.directory,
+                f"weight {self.name} is truncated or damaged ({_reason(error)})",
+                _COPY,
+            ) from error
+
+    def _answer(self, ask: Callable[[], Any]) -> Any:
+        """Returns TensorStore's answer; where none comes, asks anew.
+
+        Raises:
+          DataError: no answer comes.
+        """
         for again in range(_TRIES):
             try:
                 if again:  # what waits holds the limits of its context
                     _context.cache_clear()
                     self._store = self._open()
-                return self._store[start:stop].read().result(timeout=_PATIENCE)
+                return ask()
             except TimeoutError:
                 continue
-            except (ValueError, OSError) as error:
-                chunk = re.search(r'local file "([^"]+)"', str(error))
-                raise validation.DataError(
-                    chunk[1] if chunk else self.directory,
-                    f"weight {self.name} is truncated or damaged ({_reason(error)})",
-                    _COPY,
-                ) from error
         raise validation.DataError(
             self.directory,
-            f"TensorStore gave no rows of weight {self.name} in "
+            f"TensorStore gave no answer about weight {self.name} in "
             f"{_TRIES * _PATIENCE:.0f} s",
             "Run the same command again, with more free memory",
         )
