@@ -12,7 +12,7 @@ import tensorflow as tf
 from rounding import DEVICES, rounded
 
 from tfdpsq import privacy
-from tfdpsq.privacy import compiled, fast, step
+from tfdpsq.privacy import compiled, coupled, fast, jacobian, step
 from tfdpsq.privacy.fast import products
 from tfdpsq.validation import InputError
 
@@ -263,19 +263,51 @@ def test_xla_is_asked_for_the_highest_precision():
     assert len(dots) == 2 * 3
 
 
-def test_xla_measures_the_gradients_that_it_sums():
-    """It may not make them anew for the sum, in another precision or another order."""
-    left, right = (tf.ones([3, 40, width]) for width in (4, 5))
-    function = tf.function(products.formed, jit_compile=True)
-    graph = function.get_concrete_function(left, right).graph
-    (multiplied,) = [op for op in graph.get_operations() if "MatMul" in op.type]
-    (reader,) = multiplied.outputs[0].consumers()
-    assert reader.type == "XlaOptimizationBarrier"
-    result = graph.structured_outputs
+def test_xla_makes_what_is_pinned_once():
+    function = tf.function(lambda x: products.pinned(2 * x), jit_compile=True)
+    concrete = function.get_concrete_function(tf.ones([3, 4]))
+    result = concrete.structured_outputs
     while result.op.type == "Identity":
         result = result.op.inputs[0]
-    assert result is reader.outputs[0]
-    np.testing.assert_array_equal(function(left, right), np.full([3, 4, 5], 40))
+    assert result.op.type == "XlaOptimizationBarrier"
+    np.testing.assert_array_equal(function(tf.ones([3, 4])), np.full([3, 4], 2))
+
+
+@pytest.mark.parametrize("engine", ["fast", "vectorized", "coupled"])
+def test_what_is_summed_is_what_is_pinned(engine, monkeypatch):
+    """Where nothing but zeros comes out of `pinned`, nothing but zeros is summed."""
+    embedding, into = layers.Embedding(7, 4), layers.Dense(20, "tanh")
+    out = layers.Dense(3)
+    model = tf.keras.Sequential([embedding, into, out])
+    ids = tf.constant([[1, 2, 3, 1], [4, 5, 6, 0]])
+    model(ids)
+
+    def losses():
+        return tf.reduce_sum(model(ids), [1, 2])
+
+    def gradient(counted, variables):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(counted * losses())
+        return tape.gradient(total, variables)
+
+    def summed():
+        variables = model.trainable_variables
+        if engine == "coupled":
+            found = privacy.Coupled(losses(), gradient)
+            return coupled.clipped_sum(found, variables, 0.1, tf.ones([2]))
+        if engine == "vectorized":
+            with jacobian.FiniteTape(tf.GradientTape()) as finite:
+                values = losses()
+            return [tf.reduce_sum(j, 0) for j in finite.jacobian(values, variables)]
+        found = fast.clipped_sum(losses, [model], variables, 0.1)
+        assert np.all(found.norms.numpy() == 0) == zeros
+        return found.sums
+
+    zeros = False
+    assert all(np.any(tf.convert_to_tensor(total) != 0) for total in summed())
+    monkeypatch.setattr(products, "pinned", tf.zeros_like)
+    zeros = True
+    assert all(np.all(tf.convert_to_tensor(total) == 0) for total in summed())
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.fast import factored, gradient_norms
+from tfdpsq.privacy.fast import factored, gradient_norms, products
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.terms import Coupled
 
@@ -106,7 +106,7 @@ def clipped_sum(
 
     def add(row: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         gradients = [
-            factored.full_precision(tf.convert_to_tensor(gradient))
+            products.pinned(factored.full_precision(tf.convert_to_tensor(gradient)))
             for gradient in found.gradient(tf.one_hot(row, rows), variables)
         ]
         squares = [

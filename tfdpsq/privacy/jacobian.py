@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.fast import products
 
 
 def require_rows(losses: tf.Tensor) -> tf.Tensor:
@@ -76,7 +77,10 @@ class FiniteTape:
         )
         finite = tf.math.is_finite(squared)
         self.all_finite = tf.reduce_all(finite)
+        columns = [
+            tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)) for j in jacobians
+        ]
         return [
-            tf.where(tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)), j, 0)
-            for j in jacobians
+            products.pinned(tf.where(column, j, 0))
+            for column, j in zip(columns, jacobians)
         ]

@@ -120,15 +120,47 @@ MUTATIONS = (
         "why": "a TPU then multiplies float32 in one pass of bfloat16",
     },
     {
-        "name": "formed_gradients_left_to_xla",
+        "name": "factors_left_to_xla",
         "kind": "precision",
-        "file": _FAST + "products.py",
-        "old": "xla.optimization_barrier(gradients)[0] if",
-        "new": "gradients if",
+        "file": _FAST + "factored.py",
+        "old": "type(use)(*map(products.pinned, use)) for use",
+        "new": "use for use",
         "tests": (
-            _TESTS + "test_products.py::test_xla_measures_the_gradients_that_it_sums",
+            _TESTS + "test_products.py::test_what_is_summed_is_what_is_pinned[fast]",
         ),
         "why": "XLA may sum what it makes anew, and not what was measured",
+    },
+    {
+        "name": "coupled_gradients_left_to_xla",
+        "kind": "precision",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "products.pinned(factored.full_precision(",
+        "new": "(factored.full_precision(",
+        "tests": (
+            _TESTS + "test_products.py::test_what_is_summed_is_what_is_pinned[coupled]",
+        ),
+        "why": "as above, of the naive direct method",
+    },
+    {
+        "name": "jacobian_left_to_xla",
+        "kind": "precision",
+        "file": "tfdpsq/privacy/jacobian.py",
+        "old": "products.pinned(tf.where(column, j, 0))",
+        "new": "tf.where(column, j, 0)",
+        "tests": (
+            _TESTS
+            + "test_products.py::test_what_is_summed_is_what_is_pinned[vectorized]",
+        ),
+        "why": "as above, of tensorflow-privacy's engines",
+    },
+    {
+        "name": "nothing_is_pinned",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "return xla.optimization_barrier(values)[0]",
+        "new": "return values",
+        "tests": (_TESTS + "test_products.py::test_xla_makes_what_is_pinned_once",),
+        "why": "XLA may make it again for the sum",
     },
     {
         "name": "compiled_sum_without_factors",

@@ -29,8 +29,8 @@ row, and no [B, m, n] array, is ever made for it.
 product of the factors with all examples stacked, c_i multiplied into the smaller
 of the two. No second backward pass takes place.
 
-Everything here is computed in float32 (float64 for float64 factors), whatever the
-layers compute in.
+Everything here is in float32 (float64 for float64 factors), whatever the layers compute
+in; how precisely a device multiplies float32 is the matter of `products`.
 """
 
 from __future__ import annotations
@@ -123,8 +123,13 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
       shape: the weight's shape.
 
     Returns:
-      A single `Direct`, or at most one `Outer` and one `Lookup`.
+      A single `Direct`, or at most one `Outer` and one `Lookup`; `products.pinned`, so
+      that norm and sum have the same numbers.
     """
+    return [type(use)(*map(products.pinned, use)) for use in _merged_uses(uses, shape)]
+
+
+def _merged_uses(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     outers = [use for use in uses if isinstance(use, Outer)]
     lookups = [use for use in uses if isinstance(use, Lookup)]
     # How each use splits the weight into rows and columns; None: not at all.

@@ -14,7 +14,8 @@ what they get; `gradient_norms` lowers the clipping factors by what that may cos
 | TPU, not compiled | bfloat16 | the device's default |
 
 Only products are listed: elementwise operations and reductions run in float32 on all
-of these devices.
+of these devices. Nor are products that form an example's gradient (`formed`, `einsum`):
+it is clipped as it came out, so they are part of the function, like the backward pass.
 """
 
 from __future__ import annotations
@@ -206,19 +207,14 @@ def product(
 
 
 def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """A product that makes per-example gradients, which are clipped as they come out.
-
-    Its precision is free: the norm is that of the gradient as computed, which is also
-    what enters the sum.
-    """
+    """A product that makes per-example gradients, in free precision as `formed`."""
     return tf.einsum(equation, one, other)
 
 
 def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """Per-example gradients, Σ_t left[i, t] ⊗ right[i, t]; as `einsum`.
+    """Per-example gradients, Σ_t left[i, t] ⊗ right[i, t], in free precision.
 
-    XLA must not rewrite the product together with what is made of it: the numbers that
-    are measured are those that are added up.
+    The norm is that of the gradient as computed, which is also what enters the sum.
 
     Args:
       left: [B, T, m] float.
@@ -227,8 +223,19 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     Returns:
       [B, m, n].
     """
-    gradients = tf.matmul(left, right, transpose_a=True)
-    return xla.optimization_barrier(gradients)[0] if _compiled_by_xla() else gradients
+    return tf.matmul(left, right, transpose_a=True)
+
+
+def pinned(values: tf.Tensor) -> tf.Tensor:
+    """The values, which are made once and no more.
+
+    XLA makes again, for each product, what is quick to make, and may round it in
+    another way where it is part of another program: what is measured would not be what
+    is summed.
+    """
+    if not _compiled_by_xla() or not values.dtype.is_floating:
+        return values
+    return xla.optimization_barrier(values)[0]
 
 
 def sum_of_rows(factors: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
