@@ -41,7 +41,7 @@ def kept(words: tf.Tensor, rate: float, shape: Shape) -> tf.Tensor:
     Returns:
       [*shape] bool. A row's follow from its own words.
     """
-    least = tf.constant(round(rate * 2**16), tf.uint32)
+    least = tf.constant(round(float(rate) * 2**16), tf.uint32)
     halves = (
         tf.bitwise.bitwise_and(words, tf.constant(0xFFFF, tf.uint32)),
         tf.bitwise.right_shift(words, tf.constant(16, tf.uint32)),

@@ -411,6 +411,39 @@ def test_rows_that_lose_all_they_can_stay_below_the_bound(kind, truncating):
     assert lost <= error <= 1.05 * lost
 
 
+@pytest.mark.parametrize("kind", ["a vector", "positions"])
+def test_rows_in_float64_that_lose_all_they_can_stay_below_the_bound(kind, monkeypatch):
+    """A sum of sums: of blocks of one, as 9,973 is prime; of two axes of positions."""
+    reduce_sum = tf.reduce_sum
+
+    def in_order(values, axis=None, **options):
+        if values.dtype != tf.float64 or kind == "a vector" and axis == 2:
+            return reduce_sum(values, axis=axis, **options)
+        axes = [axis] if isinstance(axis, int) else list(axis)
+        last = np.moveaxis(values.numpy(), axes, range(-len(axes), 0))
+        last = last.reshape(*last.shape[: last.ndim - len(axes)], -1)
+        return tf.constant(np.cumsum(last, axis=-1)[..., -1])
+
+    monkeypatch.setattr(tf, "reduce_sum", in_order)
+    small = 2.0**-53.04  # less than half a last bit of 1, and so lost beside it
+    if kind == "a vector":
+        values = np.array([1.0] + [math.sqrt(small)] * 9972)
+        use = factored.Direct(tf.constant(values[np.newaxis]))
+        exact = math.fsum(values**2)
+    else:
+        steps = np.array([1.0] + [small] * 899)
+        use = factored.Outer(
+            tf.constant(steps[np.newaxis, :, np.newaxis]),
+            tf.ones([1, 900, 1], tf.float64),
+        )
+        exact = math.fsum(steps) ** 2
+    squared = gradient_norms.squared_norms([use])
+    norm, error = (float(part[0]) for part in (squared.norm, squared.error))
+    lost = exact - norm
+    assert lost > 0.95 * (9972 if kind == "a vector" else 2 * 899) * 2.0**-53
+    assert lost <= error <= 1.1 * lost
+
+
 def test_what_follows_from_the_bound_is_rounded_as_well():
     """Bound, C, factor and product, each to nearest, may be off by 2^-24 in one way.
 

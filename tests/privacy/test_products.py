@@ -263,7 +263,7 @@ def test_xla_is_asked_for_the_highest_precision():
     assert len(dots) == 2 * 3
 
 
-def test_xla_makes_what_is_pinned_once():
+def test_xla_is_asked_to_make_what_is_pinned_once():
     function = tf.function(lambda x: products.pinned(2 * x), jit_compile=True)
     concrete = function.get_concrete_function(tf.ones([3, 4]))
     result = concrete.structured_outputs
@@ -276,9 +276,9 @@ def test_xla_makes_what_is_pinned_once():
 @pytest.mark.parametrize("engine", ["fast", "vectorized", "coupled"])
 def test_what_is_summed_is_what_is_pinned(engine, monkeypatch):
     """Where nothing but zeros comes out of `pinned`, nothing but zeros is summed."""
-    embedding, into = layers.Embedding(7, 4), layers.Dense(20, "tanh")
-    out = layers.Dense(3)
-    model = tf.keras.Sequential([embedding, into, out])
+    # An embedding, a gradient that stays in factors, and one that is formed.
+    parts = [layers.Embedding(7, 40), layers.Dense(40, "tanh"), layers.Dense(3)]
+    model = tf.keras.Sequential(parts)
     ids = tf.constant([[1, 2, 3, 1], [4, 5, 6, 0]])
     model(ids)
 

@@ -131,7 +131,7 @@ def _words(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
     found = []
     for kind, count in enumerate(kinds):
         own = rows // sum(kinds) * count
-        start = part * tf.cast(own * groups, tf.int64)
+        start = part * tf.cast(own, tf.int64) * tf.cast(groups, tf.int64)
         words = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[own, groups, size],
             key=key,

@@ -159,7 +159,9 @@ MUTATIONS = (
         "file": _FAST + "products.py",
         "old": "return xla.optimization_barrier(values)[0]",
         "new": "return values",
-        "tests": (_TESTS + "test_products.py::test_xla_makes_what_is_pinned_once",),
+        "tests": (
+            _TESTS + "test_products.py::test_xla_is_asked_to_make_what_is_pinned_once",
+        ),
         "why": "XLA may make it again for the sum",
     },
     {
@@ -177,13 +179,37 @@ MUTATIONS = (
         "name": "squares_of_a_matrix_added_without_rounding",
         "kind": "precision",
         "file": _FAST + "gradient_norms.py",
-        "old": "values.dtype), block\n",
-        "new": "values.dtype), 1\n",
+        "old": "if double else block\n",
+        "new": "if double else 1\n",
         "tests": (
             _TESTS + "test_precision.py::"
             "test_rows_that_lose_all_they_can_stay_below_the_bound[a matrix]",
         ),
         "why": "each of up to 4,096 additions may lose a last bit",
+    },
+    {
+        "name": "second_sum_of_float64_not_counted",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "block + length // block * width if double else block",
+        "new": "block",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_in_float64_that_lose_all_they_can_stay_below_the_bound",
+        ),
+        "why": "float64 has no wider type to add in",
+    },
+    {
+        "name": "second_axis_of_float64_not_counted",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "return 2 * length if double else length",
+        "new": "return length",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_in_float64_that_lose_all_they_can_stay_below_the_bound",
+        ),
+        "why": "as above, of gradients in factors",
     },
     {
         "name": "sum_bypasses_precision",

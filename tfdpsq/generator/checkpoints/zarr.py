@@ -56,7 +56,7 @@ class Array:
             f"{directory} is a zarr directory, which needs tensorstore to be read. "
             "Run pip install 'tfdpsq[t5x]'.",
         )
-        self.name, self.directory = name, directory
+        self.name, self.directory, self._store = name, directory, None
         header = directory / ".zarray"
         place = {"driver": "file", "path": os.path.abspath(directory)}
         spec = {"driver": "zarr", "kvstore": place}
@@ -65,7 +65,7 @@ class Array:
         ).result(timeout=_PATIENCE)
         try:
             validation.parse_json(header.read_text("utf-8"))
-            self._store = self._answer(self._open)
+            self._store = self._answer(lambda store: store)
         except validation.DataError:
             raise
         except OSError as error:
@@ -99,7 +99,7 @@ class Array:
         """
         try:
             return self._answer(
-                lambda: self._store[start:stop].read().result(timeout=_PATIENCE)
+                lambda store: store[start:stop].read().result(timeout=_PATIENCE)
             )
         except validation.DataError:
             raise
@@ -111,20 +111,20 @@ class Array:
                 _COPY,
             ) from error
 
-    def _answer(self, ask: Callable[[], Any]) -> Any:
-        """Returns TensorStore's answer; where none comes, asks anew.
+    def _answer(self, ask: Callable[[Any], Any]) -> Any:
+        """Returns what the open array answers; where nothing comes, opens it anew.
 
         Raises:
           DataError: no answer comes.
         """
-        for again in range(_TRIES):
+        for _ in range(_TRIES):
             try:
-                if again:  # what waits holds the limits of its context
-                    _context.cache_clear()
+                if self._store is None:
                     self._store = self._open()
-                return ask()
+                return ask(self._store)
             except TimeoutError:
-                continue
+                self._store = None
+                _context.cache_clear()  # what waits holds the limits of its context
         raise validation.DataError(
             self.directory,
             f"TensorStore gave no answer about weight {self.name} in "

@@ -123,8 +123,8 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
       shape: the weight's shape.
 
     Returns:
-      A single `Direct`, or at most one `Outer` and one `Lookup`; `products.pinned`, so
-      that norm and sum have the same numbers.
+      A single `Direct`, or at most one `Outer` and one `Lookup`; `products.pinned`, for
+      norm and sum to have the same numbers.
     """
     return [type(use)(*map(products.pinned, use)) for use in _merged_uses(uses, shape)]
 

@@ -180,11 +180,13 @@ def _lengths(gram: tf.Tensor) -> tf.Tensor:
 
 
 def _positions(use: Outer | Lookup) -> int | tf.Tensor:
-    """Number of roundings that `_total` makes along one axis of the use's positions."""
-    length = use.right.shape[1]
+    """Number of roundings that `_total` makes along the use's positions."""
+    length, double = use.right.shape[1], use.right.dtype == tf.float64
     if length is None:
-        return tf.cast(tf.shape(use.right)[1], tf.float32)
-    return 0 if length <= _FEW else length
+        length = tf.cast(tf.shape(use.right)[1], tf.float32)
+    elif length <= _FEW and not double:
+        return 0
+    return 2 * length if double else length  # in float64 those of the other axis, too
 
 
 def _total(terms: tf.Tensor) -> tf.Tensor:
@@ -203,7 +205,8 @@ def _total(terms: tf.Tensor) -> tf.Tensor:
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
     """‖values‖² for each example, and how many roundings a square goes through.
 
-    A matrix is summed along its first axis: to cut an axis, a TPU would copy it.
+    Columns are added up first: to cut a last axis, a TPU would copy it. Where they are
+    too long or too short, blocks of the whole are.
     """
     rows, *sizes = values.shape.as_list()
     length, width = math.prod(sizes[:-1]), math.prod(sizes[-1:])
@@ -213,4 +216,7 @@ def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
         block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
     blocks = tf.reshape(values, [rows, length // block, block, width])
     partial = tf.cast(tf.reduce_sum(tf.square(blocks), axis=2), tf.float64)
-    return tf.cast(tf.reduce_sum(partial, axis=[1, 2]), values.dtype), block
+    total = tf.cast(tf.reduce_sum(partial, axis=[1, 2]), values.dtype)
+    # In float64 the second sum rounds as the first does.
+    double = values.dtype == tf.float64
+    return total, block + length // block * width if double else block

@@ -25,7 +25,7 @@ from tfdpsq.privacy.randomness.correlation import NoiseWindow
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
 # under another one: its steps would be other steps.
-SCHEME = "Philox by key and counter, two draws of noise"
+SCHEME = "Philox by key and counter, two draws of noise, 16 bits a dropout"
 PHILOX = tf.random.Algorithm.PHILOX.value
 # Draws that noise is the sum of. A Philox key has 64 bits, and Philox can be inverted:
 # who knows some of a single draw tries these. Of a sum they must guess two at once.
