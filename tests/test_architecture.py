@@ -1,7 +1,10 @@
 """The project's shape: who imports whom, in the sources and in BUILD alike."""
 
 import ast
+import os
 import pathlib
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -373,3 +376,31 @@ def test_build_that_differs_from_the_arrows_is_found():
     assert planted != text
     assert [p.split(":")[0] for p in build_violations(planted)] == ["privacy"]
     assert [p.split(":")[0] for p in build_violations(extra)] == ["utils"]
+
+
+# -- Whichever is imported first ---------------------------------------------------
+
+_EACH_FIRST = """
+import importlib, pkgutil, sys
+import tfdpsq.privacy
+names = [m.name for m in pkgutil.walk_packages(
+    tfdpsq.privacy.__path__, "tfdpsq.privacy.")]
+for name in names:
+    for known in [n for n in sys.modules if n.split(".")[0] == "tfdpsq"]:
+        del sys.modules[known]
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+def test_any_module_of_privacy_can_be_the_first_that_is_imported():
+    """Else two that need each other fail in the one program that begins with them."""
+    path = os.pathsep.join(map(str, [ROOT, *sys.path]))
+    child = subprocess.run(
+        [sys.executable, "-c", _EACH_FIRST],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert int(child.stdout.splitlines()[-1]) > 40

@@ -7,26 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpsq import validation
 from tfdpsq.privacy.fast import products
-
-
-def require_rows(losses: tf.Tensor) -> tf.Tensor:
-    """The losses, if they are one per row.
-
-    Args:
-      losses: [rows] float, rows static.
-
-    Raises:
-      InputError: anything else, such as a loss already reduced to a scalar.
-    """
-    if losses.shape.rank != 1 or losses.shape[0] is None:
-        raise validation.InputError(
-            f"losses have shape {losses.shape}; per-example clipping needs a vector "
-            "of static length, one loss per row. Use reduction=NONE and a fixed "
-            "batch size."
-        )
-    return losses
 
 
 class FiniteTape:

@@ -29,7 +29,6 @@ from tfdpsq.privacy import fit_inputs
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
-from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import Unchanging, unquoted_values, value_of
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -39,6 +38,7 @@ from tfdpsq.privacy.proof.certificate_files import code_fingerprint
 from tfdpsq.privacy.proof.ledger import ledger_in
 from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
+from tfdpsq.privacy.terms import require_rows
 from tfdpsq.privacy.training import train
 
 _ARGUMENT = (

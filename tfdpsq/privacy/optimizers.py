@@ -27,7 +27,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import coupled, fast, workers
 from tfdpsq.privacy.adafactor import T5XAdafactor
-from tfdpsq.privacy.jacobian import FiniteTape, require_rows
+from tfdpsq.privacy.jacobian import FiniteTape
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness import grid
 from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
@@ -40,7 +40,14 @@ from tfdpsq.privacy.randomness.noise import (
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.spec import ENGINES
-from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses, total_of
+from tfdpsq.privacy.terms import (
+    Coupled,
+    Losses,
+    Terms,
+    require_losses,
+    require_rows,
+    total_of,
+)
 
 OPTIMIZERS = {
     "adam": keras.optimizers.legacy.Adam,

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Union
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.jacobian import require_rows
 
 
 class Terms(NamedTuple):
@@ -56,6 +55,24 @@ class Coupled(NamedTuple):
 
 # What `per_example_losses` functions return.
 Losses = Union[tf.Tensor, Terms, Coupled]
+
+
+def require_rows(losses: tf.Tensor) -> tf.Tensor:
+    """The losses, if they are one per row.
+
+    Args:
+      losses: [rows] float, rows static.
+
+    Raises:
+      InputError: anything else, such as a loss already reduced to a scalar.
+    """
+    if losses.shape.rank != 1 or losses.shape[0] is None:
+        raise validation.InputError(
+            f"losses have shape {losses.shape}; per-example clipping needs a vector "
+            "of static length, one loss per row. Use reduction=NONE and a fixed "
+            "batch size."
+        )
+    return losses
 
 
 def require_losses(found: Losses) -> tf.Tensor | Terms:

@@ -205,13 +205,13 @@ def _total(terms: tf.Tensor) -> tf.Tensor:
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
     """‖values‖² for each example, and how many roundings a square goes through.
 
-    Columns are added up first: to cut a last axis, a TPU would copy it. Where they are
-    too long or too short, blocks of the whole are.
+    Blocks of the whole are added up first. Where XLA compiles it is a matrix's columns:
+    to cut a last axis, a TPU would copy it.
     """
     rows, *sizes = values.shape.as_list()
     length, width = math.prod(sizes[:-1]), math.prod(sizes[-1:])
     block = length
-    if not _FEW < length <= _LONGEST:
+    if not (products.compiled_by_xla() and _FEW < length <= _LONGEST):
         length, width = length * width, 1
         block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
     blocks = tf.reshape(values, [rows, length // block, block, width])

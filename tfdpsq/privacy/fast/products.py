@@ -86,7 +86,7 @@ def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
     gpus, tpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
     if not gpus and not tpus:
         return _FLOAT32
-    if _compiled_by_xla() if compiled is None else compiled:
+    if compiled_by_xla() if compiled is None else compiled:
         return _HIGHEST
     if tpus:
         return _BFLOAT16
@@ -185,7 +185,7 @@ def product(
     Returns:
       [..., k, n].
     """
-    if one.dtype == tf.float64 or not _compiled_by_xla():
+    if one.dtype == tf.float64 or not compiled_by_xla():
         return tf.matmul(one, other, transpose_a, transpose_b)
     leading = range(one.shape.rank - 2)
     numbers = xla_data_pb2.DotDimensionNumbers(
@@ -234,7 +234,7 @@ def pinned(values: tf.Tensor) -> tf.Tensor:
     summed. (For TPUs the barrier is kept through fusion. XLA's compiler for CPUs drops
     it earlier; the numbers that it made twice were alike in all that was tried.)
     """
-    if not _compiled_by_xla() or not values.dtype.is_floating:
+    if not compiled_by_xla() or not values.dtype.is_floating:
         return values
     return xla.optimization_barrier(values)[0]
 
@@ -249,7 +249,7 @@ def sum_of_rows(factors: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     Returns:
       [...].
     """
-    if _compiled_by_xla():
+    if compiled_by_xla():
         # In one pass over the rows as they lie. For a product, a TPU copies them first.
         column = tf.reshape(factors, [-1] + [1] * (rows.shape.rank - 1))
         return tf.reduce_sum(rows * column, axis=0)
@@ -313,5 +313,6 @@ def true_float32() -> Iterator[None]:
             rewrites.set_experimental_options(to_16_bits)
 
 
-def _compiled_by_xla() -> bool:
+def compiled_by_xla() -> bool:
+    """Returns whether XLA compiles what is traced at this moment."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
