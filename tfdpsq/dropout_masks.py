@@ -1,4 +1,4 @@
-"""What dropout keeps, of random words: the same compiled or not, and fast on TPUs.
+"""Dropout masks from random words: the same with XLA or without, and fast on TPUs.
 
 Philox (Salmon et al. 2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) gives groups
 of four words of 32 bits. Each half of a word decides about one element. A row has first

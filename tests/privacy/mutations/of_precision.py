@@ -128,7 +128,7 @@ MUTATIONS = (
         "tests": (
             _TESTS + "test_products.py::test_what_is_summed_is_what_is_pinned[fast]",
         ),
-        "why": "XLA may sum what it makes anew, and not what was measured",
+        "why": "XLA may recompute the values for the sum, and round them differently",
     },
     {
         "name": "coupled_gradients_left_to_xla",
@@ -162,7 +162,7 @@ MUTATIONS = (
         "tests": (
             _TESTS + "test_products.py::test_xla_is_asked_to_make_what_is_pinned_once",
         ),
-        "why": "XLA may make it again for the sum",
+        "why": "XLA may recompute the values for the sum",
     },
     {
         "name": "compiled_sum_without_factors",

@@ -112,7 +112,7 @@ class Array:
             ) from error
 
     def _answer(self, ask: Callable[[Any], Any]) -> Any:
-        """Returns what the open array answers; where nothing comes, opens it anew.
+        """Asks the open array; reopens it and asks again if no answer comes.
 
         Raises:
           DataError: no answer comes.

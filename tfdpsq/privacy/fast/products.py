@@ -227,12 +227,11 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def pinned(values: tf.Tensor) -> tf.Tensor:
-    """The values, which XLA is asked to make once and no more.
+    """The values behind an XLA barrier, so that norm and sum read the same numbers.
 
-    It makes again, for each product, what is quick to make, and may round it in another
-    way where it is part of another program: what is measured would not be what is
-    summed. (For TPUs the barrier is kept through fusion. XLA's compiler for CPUs drops
-    it earlier; the numbers that it made twice were alike in all that was tried.)
+    XLA may compute a cheap value once per use, and round it differently each time: the
+    sum would then hold other numbers than the norm was taken of. (XLA for CPUs drops
+    the barrier before fusion. No difference was found there in the cases tried.)
     """
     if not compiled_by_xla() or not values.dtype.is_floating:
         return values
