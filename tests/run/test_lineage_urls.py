@@ -1,21 +1,25 @@
-"""Tests that the guarantee of an artefact is read at a URL, too.
+"""Tests that the guarantee of an artefact is read at a URL, too, and never guessed.
 
 TensorFlow reads `file://` URLs as local paths, and other schemes as file systems of
 their own, of which `ram://` needs no service.
 """
 
+import errno
 import json
 import math
+import os
 
 import pytest
 import tensorflow as tf
 import tiny as _tiny
 from test_releases import _certificate, _stage
 
+from tfdpsq.data import any_files
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import encode, index, synthesize
 from tfdpsq.run.core import releases, workdir
 from tfdpsq.run.core.releases import CERTIFIED, PRIVATE, PUBLIC, Output
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 _PRIVATE = "whose guarantee is 'private'"
 
@@ -87,10 +91,85 @@ def test_what_a_directory_of_another_file_system_states_is_read(tmp_path, name):
         for path in (place, f"{place}/"):
             with pytest.raises(InputError, match=f"corpus is ram://.*{_PRIVATE}"):
                 _check(path, guarantee, tmp_path)
-    # Others state nothing, and nor does what cannot be read.
-    _write(place, name, '{"guarantee"')
-    for path in (place, f"{place}/none", "https://host/path", "none://host/path"):
+            # It holds for what is below, as on a disk; a nearer statement goes first.
+            with pytest.raises(InputError, match=_PRIVATE):
+                _check(f"{place}/part/file", guarantee, tmp_path)
+    _write(f"{place}/part", name, {"guarantee": "public"})
+    _check(f"{place}/part/file", PUBLIC, tmp_path)
+    # Others state nothing.
+    for path in (f"{place}-none", "https://host/path", "none://host/path", "ram://"):
         _check(path, PUBLIC, tmp_path)
+
+
+_ERRORS = [
+    tf.errors.UnavailableError(None, None, "503"),
+    tf.errors.FailedPreconditionError(None, None, "Couldn't resolve host name"),
+    tf.errors.DeadlineExceededError(None, None, "no answer"),
+    OSError(errno.EIO, os.strerror(errno.EIO)),
+]
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ["stage.json", "certificate.json"])
+def test_a_mark_that_cannot_be_read_is_not_taken_for_none(
+    tmp_path, monkeypatch, error, name
+):
+    """A bucket that did not answer let private documents out as public queries."""
+    place = f"ram://lineage/{tmp_path.name}"
+    _write(place, "file", {})
+    read = any_files.open_binary
+
+    def fail(path):
+        if os.fspath(path) == f"{place}/{name}":
+            raise error
+        return read(path)
+
+    monkeypatch.setattr(any_files, "open_binary", fail)
+    with pytest.raises(DataError, match=f"{place}/{name}: it cannot be read .*again"):
+        _check(place, PUBLIC, tmp_path)
+    if name == "stage.json":
+        with pytest.raises(DataError, match="nobody knows whether private"):
+            _check(f"{place}/file", PUBLIC, tmp_path)
+
+
+def test_a_bucket_that_may_not_be_read_says_nothing_of_a_folder_in_it(
+    tmp_path, monkeypatch
+):
+    """Rights on a folder alone are usual; those who have them cannot get others."""
+    place = f"ram://lineage/{tmp_path.name}"
+    _write(f"{place}/mine", "stage.json", {"guarantee": "certified"})
+    _write(f"{place}/other", "file", {})
+    read = any_files.open_binary
+
+    def fail(path):
+        if os.fspath(path).startswith((f"{place}/stage", f"{place}/other/stage")):
+            raise tf.errors.PermissionDeniedError(None, None, "403")
+        return read(path)
+
+    monkeypatch.setattr(any_files, "open_binary", fail)
+    _check(f"{place}/mine/file", CERTIFIED, tmp_path)
+    _check(f"{place}/another", PUBLIC, tmp_path)
+    with pytest.raises(DataError, match="other/stage.json: it cannot be read .403"):
+        _check(f"{place}/other", PUBLIC, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["stage.json", "private.json", "manifest.json"])
+@pytest.mark.parametrize("damaged", ['{"guarantee": "priv', "", b"\xff\xfe{"])
+def test_a_damaged_mark_is_not_taken_for_none(tmp_path, name, damaged):
+    """Documents beside a `private.json` that was cut short were released."""
+    made = tmp_path / "made"
+    (made / "part").mkdir(parents=True)
+    mark = made / name
+    mark.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    for place in (str(made), f"file://{made}/part", str(made / "part")):
+        with pytest.raises(DataError, match=f"{mark}: it cannot be read"):
+            _check(place, PUBLIC, tmp_path)
+    if name == "stage.json":
+        with pytest.raises(DataError, match=f"{mark}: it cannot be read"):
+            read_certificate(made)
+    mark.write_text("[]")  # of another program
+    _check(str(made), PUBLIC, tmp_path)
+    assert read_certificate(made) is None
 
 
 def test_private_pairs_elsewhere_are_those_that_an_epsilon_protects(tmp_path):

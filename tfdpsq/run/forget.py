@@ -507,7 +507,10 @@ def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _unsafe(path: pathlib.Path) -> bool:
     """Returns whether a file belongs to nothing that may be released."""
-    return releases.stated(path) not in (releases.PUBLIC, releases.CERTIFIED)
+    try:
+        return releases.stated(path) not in (releases.PUBLIC, releases.CERTIFIED)
+    except validation.DataError:  # what would say so is damaged
+        return True
 
 
 def _stated(path: pathlib.Path) -> bool:

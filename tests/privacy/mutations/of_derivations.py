@@ -62,6 +62,52 @@ MUTATIONS = (
         "why": "what is private in a bucket is released as public",
     },
     {
+        "name": "marks_above_a_place_of_other_file_systems_not_read",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "for depth in range(len(parts), 0, -1):",
+        "new": "for depth in range(len(parts), len(parts) - 1, -1):",
+        "tests": (
+            "tests/run/test_lineage_urls.py::"
+            "test_what_a_directory_of_another_file_system_states_is_read",
+        ),
+        "why": "a file of what is private in a bucket is released as public",
+    },
+    {
+        "name": "marks_that_cannot_be_read_are_none",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "        if isinstance(error, forbidden) and above:\n",
+        "new": "        if not isinstance(error, ValueError):\n",
+        "tests": (
+            "tests/run/test_lineage_urls.py::"
+            "test_a_mark_that_cannot_be_read_is_not_taken_for_none",
+        ),
+        "why": "a bucket that does not answer lets out what is private as public",
+    },
+    {
+        "name": "damaged_marks_are_none",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "        if isinstance(error, forbidden) and above:\n",
+        "new": "        if isinstance(error, ValueError):\n",
+        "tests": (
+            "tests/run/test_lineage_urls.py::test_a_damaged_mark_is_not_taken_for_none",
+        ),
+        "why": "documents beside a mark that was cut short are released as public",
+    },
+    {
+        "name": "a_damaged_stage_file_says_nothing_of_its_certificate",
+        "kind": "release",
+        "file": "tfdpsq/privacy/proof/certificate_files.py",
+        "old": "except (FileNotFoundError, NotADirectoryError, IsADirectoryError):",
+        "new": "except (OSError, ValueError):",
+        "tests": (
+            "tests/run/test_lineage_urls.py::test_a_damaged_mark_is_not_taken_for_none",
+        ),
+        "why": "no certificate beside it is how public artefacts look",
+    },
+    {
         "name": "settings_in_lists_not_looked_at",
         "kind": "release",
         "file": "tfdpsq/run/core/releases.py",

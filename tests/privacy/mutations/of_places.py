@@ -111,7 +111,7 @@ MUTATIONS = (
         "name": "release_embeddings_of_private_queries_called_public",
         "kind": "release",
         "file": "tfdpsq/privacy/proof/certificate_files.py",
-        "old": "    if certificate is None and stated(stage, GUARANTEE) == PRIVATE:\n",
+        "old": "    if certificate is None and _guarantee(stage) == PRIVATE:\n",
         "new": "    if False:\n",
         "tests": (
             _RULE

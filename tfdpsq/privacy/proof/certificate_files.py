@@ -76,13 +76,33 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
                 "nobody knows what is protected.",
             )
     stage = pathlib.Path(directory) / _STAGE_FILE
-    if certificate is None and stated(stage, GUARANTEE) == PRIVATE:
+    if certificate is None and _guarantee(stage) == PRIVATE:
         raise validation.DataError(
             stage,
             "says that this depends on private queries, and no certificate covers it",
             "Make nothing of it that is not private itself.",
         )
     return certificate
+
+
+def _guarantee(stage: pathlib.Path) -> Any:
+    """Returns what a stage's file states; `None` where there is none.
+
+    Raises:
+      DataError: it cannot be read, so what it would state is unknown.
+    """
+    try:
+        values = validation.parse_json(stage.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise validation.DataError(
+            stage,
+            f"it cannot be read ({validation.cut(str(error))}), so nobody knows "
+            "whether private queries had a part in this",
+            "Restore it; or move it away if another program wrote it.",
+        ) from error
+    return values.get(GUARANTEE) if isinstance(values, dict) else None
 
 
 def digest_in(marked: pathlib.Path) -> Any:

@@ -346,6 +346,9 @@ def stated(path: str | os.PathLike, raw_pairs: bool = True) -> str | None:
 
     `raw_pairs=False` passes over private pairs as `import` wrote them: like those of
     any BEIR directory, they are what an epsilon protects.
+
+    Raises:
+      DataError: a file that would state it cannot be read.
     """
     found = set()
     for place in places_of(path):
@@ -359,15 +362,52 @@ def stated(path: str | os.PathLike, raw_pairs: bool = True) -> str | None:
 
 
 def marked(folder: pathlib.Path) -> str | None:
-    """Returns the strictest guarantee that files directly in a directory state."""
-    found = (
-        certificate_files.stated(folder / name, certificate_files.GUARANTEE)
-        for name in _STATING
-    )
+    """Returns the strictest guarantee that files directly in a directory state.
+
+    Raises:
+      DataError: one of them is there and cannot be read: see `_mark`.
+    """
+    found = (_mark(folder / name).get(certificate_files.GUARANTEE) for name in _STATING)
     known = [each for each in found if each in GUARANTEES]
     if known and folder.parent.match(f"{layout.CHOICES}/*/{layout.POINTS}"):
         known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
+
+
+def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
+    """Reads the JSON object of a file that states a guarantee; empty if it is missing.
+
+    Args:
+      path: the file, on any file system that TensorFlow knows.
+      above: whether a directory further up holds it, which may be somebody else's: that
+        reading it is forbidden says nothing then.
+
+    Raises:
+      DataError: it cannot be read. What it would say is unknown, so nothing that is
+        made from what lies beside it may be released.
+    """
+    absent = (*any_files.gone(), NotADirectoryError, IsADirectoryError)
+    no_place = (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
+    forbidden = (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError)
+    try:
+        with any_files.open_binary(path) as file:
+            values = validation.parse_json(file.read())
+    except (*absent, *no_place):  # its own reader says what is wrong with such a place
+        return {}
+    except (OSError, tf.errors.OpError, ValueError) as error:
+        if any_files.is_local(path) and not os.path.lexists(path):
+            return {}  # no name of a file, or in a directory that cannot be searched
+        if isinstance(error, forbidden) and above:
+            return {}
+        reason = getattr(error, "message", None) or getattr(error, "strerror", None)
+        raise validation.DataError(
+            path,
+            f"it cannot be read ({validation.cut(str(reason or error))}), so nobody "
+            "knows whether private queries had a part in what lies beside it",
+            "Run the same command again if this can pass; else restore the file, or "
+            "move it away if another program wrote it.",
+        ) from error
+    return values if isinstance(values, dict) else {}
 
 
 def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
@@ -404,28 +444,34 @@ def _is_imported(folder: pathlib.Path) -> bool:
 
 
 def _stated_elsewhere(path: str) -> str | None:
-    """Returns what a directory of another file system states, as `stated` does.
+    """Returns what is stated for a place of another file system, as `stated` does.
 
-    Private pairs as `import` wrote them are passed over. What cannot be read states
-    nothing: its own reader says what is wrong with it.
+    A certificate counts, too, if it is in the place itself. Private pairs as `import`
+    wrote them are passed over.
+
+    Raises:
+      DataError: a file that would state it cannot be read.
     """
-    found = {}
-    for name in (*_STATING, certificates.FILE_NAME):
-        with contextlib.suppress(OSError, tf.errors.OpError, ValueError):
-            with any_files.open_binary(f"{path.rstrip('/')}/{name}") as file:
-                values = validation.parse_json(file.read())
-            if isinstance(values, dict):
-                found[name] = values
-    config = found.get(STAGE_FILE, {}).get("config")
-    if found.keys() == {STAGE_FILE} and isinstance(config, dict):
-        if _OF_IMPORT <= config.keys():
+    scheme, _, rest = path.rstrip("/").partition("://")
+    parts = rest.split("/")
+    for depth in range(len(parts), 0, -1):
+        folder, above = f"{scheme}://{'/'.join(parts[:depth])}", depth < len(parts)
+        found = {name: _mark(f"{folder}/{name}", above) for name in _STATING}
+        config = found[STAGE_FILE].get("config")
+        imported = isinstance(config, dict) and _OF_IMPORT <= config.keys()
+        known = [
+            values[certificate_files.GUARANTEE]
+            for values in found.values()
+            if values.get(certificate_files.GUARANTEE) in GUARANTEES
+        ]
+        certificate = {} if above else _mark(f"{folder}/{certificates.FILE_NAME}")
+        if certificate:
+            known.append(guarantee_of(certificate))
+        elif imported and not any(found[name] for name in _STATING[1:]):
             return None
-    certificate = found.pop(certificates.FILE_NAME, None)
-    stating = (values.get(certificate_files.GUARANTEE) for values in found.values())
-    known = [each for each in stating if each in GUARANTEES]
-    if certificate is not None:
-        known.append(guarantee_of(certificate))
-    return max(known, key=GUARANTEES.index, default=None)
+        if known:
+            return max(known, key=GUARANTEES.index)
+    return None
 
 
 def check_lineage(output: Output, config: Any) -> None:
