@@ -400,12 +400,17 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
         if isinstance(error, forbidden) and above:
             return {}
         reason = getattr(error, "message", None) or getattr(error, "strerror", None)
+        remedy = (
+            "Run the same command again if this can pass; else restore the file, or "
+            "move it away if another program wrote it."
+        )
+        if isinstance(error, (PermissionError, *forbidden)):
+            remedy = "Get the rights to read and list there, or work on a copy of it."
         raise validation.DataError(
             path,
             f"it cannot be read ({validation.cut(str(reason or error))}), so nobody "
             "knows whether private queries had a part in what lies beside it",
-            "Run the same command again if this can pass; else restore the file, or "
-            "move it away if another program wrote it.",
+            remedy,
         ) from error
     return values if isinstance(values, dict) else {}
 
