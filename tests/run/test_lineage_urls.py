@@ -149,7 +149,9 @@ def test_a_bucket_that_may_not_be_read_says_nothing_of_a_folder_in_it(
     monkeypatch.setattr(any_files, "open_binary", fail)
     _check(f"{place}/mine/file", CERTIFIED, tmp_path)
     _check(f"{place}/another", PUBLIC, tmp_path)
-    with pytest.raises(DataError, match="other/stage.json: it cannot be read .403.*list"):
+    with pytest.raises(
+        DataError, match="other/stage.json: it cannot be read .403.*list"
+    ):
         _check(f"{place}/other", PUBLIC, tmp_path)
 
 
