@@ -128,7 +128,7 @@ def test_a_mark_that_cannot_be_read_is_not_taken_for_none(
     with pytest.raises(DataError, match=f"{place}/{name}: it cannot be read .*again"):
         _check(place, PUBLIC, tmp_path)
     if name == "stage.json":
-        with pytest.raises(DataError, match="nobody knows whether private"):
+        with pytest.raises(DataError, match="unknown whether its directory depends"):
             _check(f"{place}/file", PUBLIC, tmp_path)
 
 
@@ -179,7 +179,10 @@ def test_private_pairs_elsewhere_are_those_that_an_epsilon_protects(tmp_path):
     place = f"ram://lineage/{tmp_path.name}"
     config = {"logs": {}, "columns": {}, "log_documents_are_public": True}
     _write(place, "stage.json", {"guarantee": "private", "config": config})
-    _check(place, CERTIFIED, tmp_path)
+    for part in ("", "/queries.jsonl", "/qrels/train.tsv"):
+        _check(f"{place}{part}", CERTIFIED, tmp_path)
+    with pytest.raises(InputError, match=_PRIVATE):  # as on a disk
+        _check(f"{place}/other/model", CERTIFIED, tmp_path)
     _write(place, "private.json", {"guarantee": "private"})
     with pytest.raises(InputError, match=_PRIVATE):
         _check(place, CERTIFIED, tmp_path)

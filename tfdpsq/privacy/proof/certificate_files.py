@@ -98,8 +98,8 @@ def _guarantee(stage: pathlib.Path) -> Any:
     except (OSError, ValueError) as error:
         raise validation.DataError(
             stage,
-            f"it cannot be read ({validation.cut(str(error))}), so nobody knows "
-            "whether private queries had a part in this",
+            f"it cannot be read ({validation.cut(str(error))}), so it is unknown "
+            "whether its directory depends on private queries",
             "Restore it; or move it away if another program wrote it.",
         ) from error
     return values.get(GUARANTEE) if isinstance(values, dict) else None

@@ -379,12 +379,12 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
 
     Args:
       path: the file, on any file system that TensorFlow knows.
-      above: whether a directory further up holds it, which may be somebody else's: that
-        reading it is forbidden says nothing then.
+      above: whether it is in a directory above the place in question. That may be
+        somebody else's, so a file that may not be read there counts as missing.
 
     Raises:
-      DataError: it cannot be read. What it would say is unknown, so nothing that is
-        made from what lies beside it may be released.
+      DataError: it exists and cannot be read. The guarantee of its directory is then
+        unknown, and nothing derived from it may be released.
     """
     absent = (*any_files.gone(), NotADirectoryError, IsADirectoryError)
     no_place = (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
@@ -401,15 +401,15 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
             return {}
         reason = getattr(error, "message", None) or getattr(error, "strerror", None)
         remedy = (
-            "Run the same command again if this can pass; else restore the file, or "
-            "move it away if another program wrote it."
+            "Run the same command again if the failure is temporary; otherwise restore "
+            "the file, or move it away if another program wrote it."
         )
         if isinstance(error, (PermissionError, *forbidden)):
             remedy = "Get the rights to read and list there, or work on a copy of it."
         raise validation.DataError(
             path,
-            f"it cannot be read ({validation.cut(str(reason or error))}), so nobody "
-            "knows whether private queries had a part in what lies beside it",
+            f"it cannot be read ({validation.cut(str(reason or error))}), so it is "
+            "unknown whether its directory depends on private queries",
             remedy,
         ) from error
     return values if isinstance(values, dict) else {}
@@ -463,7 +463,9 @@ def _stated_elsewhere(path: str) -> str | None:
         folder, above = f"{scheme}://{'/'.join(parts[:depth])}", depth < len(parts)
         found = {name: _mark(f"{folder}/{name}", above) for name in _STATING}
         config = found[STAGE_FILE].get("config")
-        imported = isinstance(config, dict) and _OF_IMPORT <= config.keys()
+        inside = parts[depth:]  # of a BEIR directory, as in `_folder`
+        of_beir = len(inside) <= 1 or inside[:-1] == ["qrels"]
+        imported = isinstance(config, dict) and _OF_IMPORT <= config.keys() and of_beir
         known = [
             values[certificate_files.GUARANTEE]
             for values in found.values()
