@@ -198,3 +198,10 @@ def test_a_certificate_elsewhere_is_read(tmp_path, epsilon, allowed):
         else:
             with pytest.raises(InputError, match="corpus is ram://.*whose guarantee"):
                 _check(place, guarantee, tmp_path)
+
+
+def test_an_empty_certificate_elsewhere_promises_nothing(tmp_path):
+    place = f"ram://lineage/{tmp_path.name}"
+    _write(place, "certificate.json", {})
+    with pytest.raises(InputError, match=_PRIVATE):
+        _check(place, CERTIFIED, tmp_path)

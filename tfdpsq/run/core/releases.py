@@ -367,15 +367,16 @@ def marked(folder: pathlib.Path) -> str | None:
     Raises:
       DataError: one of them is there and cannot be read: see `_mark`.
     """
-    found = (_mark(folder / name).get(certificate_files.GUARANTEE) for name in _STATING)
-    known = [each for each in found if each in GUARANTEES]
+    found = (_mark(folder / name) or {} for name in _STATING)
+    stating = (values.get(certificate_files.GUARANTEE) for values in found)
+    known = [each for each in stating if each in GUARANTEES]
     if known and folder.parent.match(f"{layout.CHOICES}/*/{layout.POINTS}"):
         known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
 
 
-def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
-    """Reads the JSON object of a file that states a guarantee; empty if it is missing.
+def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any] | None:
+    """Reads the JSON object of a file that states a guarantee; `None` if missing.
 
     Args:
       path: the file, on any file system that TensorFlow knows.
@@ -393,12 +394,12 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
         with any_files.open_binary(path) as file:
             values = validation.parse_json(file.read())
     except (*absent, *no_place):  # its own reader says what is wrong with such a place
-        return {}
+        return None
     except (OSError, tf.errors.OpError, ValueError) as error:
         if any_files.is_local(path) and not os.path.lexists(path):
-            return {}  # no name of a file, or in a directory that cannot be searched
+            return None  # no name of a file, or in a directory that cannot be searched
         if isinstance(error, forbidden) and above:
-            return {}
+            return None
         reason = getattr(error, "message", None) or getattr(error, "strerror", None)
         remedy = (
             "Run the same command again if the failure is temporary; otherwise restore "
@@ -412,7 +413,7 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any]:
             "unknown whether its directory depends on private queries",
             remedy,
         ) from error
-    return values if isinstance(values, dict) else {}
+    return values if isinstance(values, dict) else None
 
 
 def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
@@ -461,8 +462,9 @@ def _stated_elsewhere(path: str) -> str | None:
     parts = rest.split("/")
     for depth in range(len(parts), 0, -1):
         folder, above = f"{scheme}://{'/'.join(parts[:depth])}", depth < len(parts)
-        found = {name: _mark(f"{folder}/{name}", above) for name in _STATING}
-        config = found[STAGE_FILE].get("config")
+        read = {name: _mark(f"{folder}/{name}", above) for name in _STATING}
+        found = {name: values for name, values in read.items() if values is not None}
+        config = found.get(STAGE_FILE, {}).get("config")
         inside = parts[depth:]  # of a BEIR directory, as in `_folder`
         of_beir = len(inside) <= 1 or inside[:-1] == ["qrels"]
         imported = isinstance(config, dict) and _OF_IMPORT <= config.keys() and of_beir
@@ -471,10 +473,10 @@ def _stated_elsewhere(path: str) -> str | None:
             for values in found.values()
             if values.get(certificate_files.GUARANTEE) in GUARANTEES
         ]
-        certificate = {} if above else _mark(f"{folder}/{certificates.FILE_NAME}")
-        if certificate:
+        certificate = None if above else _mark(f"{folder}/{certificates.FILE_NAME}")
+        if certificate is not None:
             known.append(guarantee_of(certificate))
-        elif imported and not any(found[name] for name in _STATING[1:]):
+        elif imported and found.keys() == {STAGE_FILE}:
             return None
         if known:
             return max(known, key=GUARANTEES.index)
