@@ -43,8 +43,12 @@ _REASON = 1500
 _LEAST_EFFORT = -1.0
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _BODY = re.compile(r" while\(.*, body=%?([\w.\-]+)")
+_CONDITIONAL = re.compile(
+    r" conditional\(([^()]*)\), (?:branch_computations=\{([^{}]*)\}"
+    r"|true_computation=([^,\s]*), false_computation=([^,\s]*))"
+)
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_REACHED = re.compile(r"(body|condition|to_apply|branch_computations)=\{?([^{}]*?)[},]")
+_REACHED = re.compile(r"(body|condition|to_apply)=%?([\w.\-]+)")
 _NO_ESTIMATE = 10**12  # stands for "unknown" in the compiler's own field
 
 
@@ -86,6 +90,7 @@ def described(executable):
         text = executable.hlo_modules()[0].to_string()
     except Exception as error:  # jaxlib cannot read back all that libtpu writes
         return found | {"work_unknown": " ".join(str(error).split())[:200]}
+    text = _usual(text)
     whole, loops = work(text), {"operations": 0.0, "bytes": 0.0}
     for body in _BODY.findall(text[text.index("\nENTRY ") :]):
         for name, value in work(_alone(text, body)).items():
@@ -103,7 +108,29 @@ def work(text):
 
     client = jax.devices("cpu")[0].client
     costs = _jax.hlo_module_cost_analysis(client, _hlo.hlo_module_from_text(text))
-    return {"operations": costs["flops"], "bytes": costs["bytes accessed"]}
+    # Without any, XLA names none.
+    return {
+        "operations": costs.get("flops", 0.0),
+        "bytes": costs.get("bytes accessed", 0.0),
+    }
+
+
+def _usual(text):
+    """Returns the module that always takes each conditional's branch of least work.
+
+    XLA counts the one of most. In a step that is the branch where a row has no finite
+    gradient and the rows are taken one by one.
+    """
+
+    def call(found):
+        operands = found[1].split(", ")[1:]
+        names = found[2].split(", ") if found[2] else found.groups()[2:]
+        alone = [_alone(text, name.removeprefix("%")) for name in names]
+        works = [work(one)["operations"] for one in alone]
+        least = works.index(min(works))
+        return f" call({operands[least]}), to_apply={names[least]}"
+
+    return _CONDITIONAL.sub(call, text)
 
 
 def _alone(text, body):
@@ -120,7 +147,7 @@ def cycles(text):
     """Adds up the cycles that the compiler expects of each operation.
 
     Args:
-      text: an executable's HLO.
+      text: an executable's HLO, without conditionals.
 
     Returns:
       `cycles_of_loops`: of one turn of every loop; `cycles_of_rest`: of all that runs
@@ -138,10 +165,8 @@ def cycles(text):
             if estimate and int(estimate[1]) < _NO_ESTIMATE:
                 own[current] += int(estimate[1])
             loop = " while(" in line
-            if loop or " call(" in line or " conditional(" in line:
-                for _, names in _REACHED.findall(line):
-                    names = re.findall(r"[\w.\-]+", names)
-                    reached[current] += [(name, loop) for name in names]
+            if loop or " call(" in line:
+                reached[current] += [(n, loop) for _, n in _REACHED.findall(line)]
     found = {True: 0, False: 0}
     waiting = [(entry, False)]
     while waiting:
