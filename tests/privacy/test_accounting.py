@@ -76,6 +76,31 @@ def test_rounding_never_makes_epsilon_by_pld_too_small(sigma, releases, delta):
     assert _gaussian_delta(math.sqrt(releases) / sigma, by_rdp) <= delta
 
 
+def _sampled_delta(sigma, probability, epsilon):
+    """The δ of one Poisson-sampled Gaussian release at ε, a unit removed."""
+    excess = math.expm1(epsilon) / probability  # of the likelihood ratio above 1
+    threshold = sigma**2 * math.log1p(excess) + 0.5
+    with_unit, without = scipy.stats.norm.sf(
+        np.array([threshold - 1, threshold]) / sigma
+    )
+    return probability * (with_unit - without) - math.expm1(epsilon) * without
+
+
+@pytest.mark.parametrize("sigma, probability", [(20.0, 1e-6), (5.0, 1e-8), (0.4, 1e-4)])
+@pytest.mark.parametrize("delta", [1e-16, 1e-12, 1e-9])
+def test_rounding_never_makes_epsilon_by_rdp_too_small(sigma, probability, delta):
+    """Of divergences near 1e-15 dp-accounting finds 0, and an ε of 0 for any steps."""
+    epsilon = accounting.epsilon_of(sigma, probability, 1, delta, "rdp")
+    assert _sampled_delta(sigma, probability, epsilon) <= delta
+    first = accounting.epsilon_of_first(sigma, probability, 1000, 1, delta)
+    assert _sampled_delta(sigma, probability, first) <= delta
+    # Where it is not small, nothing is seen of what is added.
+    event = accounting.training_event(1.0, 0.01, 3000)
+    ledger = dp_accounting.rdp.RdpAccountant(accounting._ORDERS).compose(event)
+    stated = accounting.epsilon_of(1.0, 0.01, 3000, 1e-5, "rdp")
+    assert stated == pytest.approx(ledger.get_epsilon(1e-5), rel=1e-8)
+
+
 def test_thinned_orders_state_what_all_orders_would():
     """Integer orders above 64 are left out; that may cost 0.05 % of ε, not more."""
     event = accounting.training_event(20.0, 0.1, 40)

@@ -65,6 +65,7 @@ import math
 from collections.abc import Callable
 
 import dp_accounting
+import numpy as np
 
 from tfdpsq import validation
 
@@ -89,6 +90,12 @@ _FIRST_INTERVAL = 10  # times `pld_interval`
 # beside 80-bit floats by at most 3.6e-16 T in 30 measured cases (σ from 0.4 to 50,
 # q from 1e-4 to 1, T from 100 to a million).
 _ROUNDING = 1e-15
+# By how much the logarithm of a release's moment, order - 1 times its Rényi divergence,
+# may be too small. dp-accounting cuts a series at e^-30, and takes the logarithm of a
+# sum near 1 in 64-bit floats: of a divergence of 1e-15 it finds 0, or less. Beside 40
+# digits it was too small by at most 1.8e-13 in 704 cases (σ from .4 to 500, q from 1e-8
+# to .9, orders from 1.1 to 1033).
+_RDP_ROUNDING = 1e-12
 # At a δ below so many times these errors PLD tells nothing: ε would differ by more than
 # some thousandth from one machine to another.
 LEAST_DELTA_IN_ROUNDING = 100
@@ -181,7 +188,8 @@ def composed_epsilon(
     """ε at `delta` of several runs on the same units, *without* truncation's cost.
 
     Infinity where the accountant cannot tell, which promises nothing. By PLD, what its
-    sums may be rounded down by is taken off δ: see `pld_rounding`.
+    sums may be rounded down by is taken off δ: see `pld_rounding`. By RDP, it is added
+    to the divergences, so that no ε is below about log(1/δ) / 1000.
 
     Args:
       events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
@@ -202,6 +210,8 @@ def composed_epsilon(
             return math.inf
         delta -= rounding
     try:
+        if accountant == "rdp":
+            return _epsilon_by_rdp(_divergences(events), delta)
         return float(_accountant(events, accountant).get_epsilon(delta))
     except ValueError:
         # Of an epsilon in the hundreds, PLD's sums can round into no distribution.
@@ -231,10 +241,23 @@ def epsilon_of_first(
       InputError: δ is not in (0, 1).
     """
     validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
-    whole = _accountant(((noise_multiplier, sampling_probability, steps),), "rdp")
+    whole = _divergences(((noise_multiplier, sampling_probability, steps),))
     # Rounding must not make it less than what `epsilon_of` says of as many releases.
-    part = whole.rdp * (first / steps * (1 + 1e-12))
-    return float(dp_accounting.rdp.compute_epsilon(whole.orders, part, delta)[0])
+    return _epsilon_by_rdp(whole * (first / steps * (1 + 1e-12)), delta)
+
+
+def _divergences(events: tuple[tuple[float, float, int], ...]) -> np.ndarray:
+    """The Rényi divergence of all events at each of `_ORDERS`, with rounding errors."""
+    rounding = _RDP_ROUNDING / (np.array(_ORDERS) - 1)
+    # Without sampling it is order / 2σ², which is not computed as a logarithm.
+    sampled = sum(releases for _, probability, releases in events if probability < 1)
+    computed = np.array(_accountant(events, "rdp").rdp)
+    known = np.where(np.isnan(computed), np.inf, np.maximum(computed, 0))
+    return known + sampled * rounding
+
+
+def _epsilon_by_rdp(divergences: np.ndarray, delta: float) -> float:
+    return float(dp_accounting.rdp.compute_epsilon(_ORDERS, divergences, delta)[0])
 
 
 @functools.lru_cache(maxsize=16)

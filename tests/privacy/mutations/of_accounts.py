@@ -2,6 +2,18 @@
 
 MUTATIONS = (
     {
+        "name": "rounding_errors_of_rdp_not_added",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "return known + sampled * rounding",
+        "new": "return known",
+        "tests": (
+            "tests/privacy/test_accounting.py::"
+            "test_rounding_never_makes_epsilon_by_rdp_too_small[1e-12-20.0-1e-06]",
+        ),
+        "why": "a divergence of 1e-15 is computed as 0, and so is ε of any steps",
+    },
+    {
         "name": "steps_executed_instead_of_paid",
         "kind": "ledger",
         "file": "tfdpsq/privacy/loop.py",
