@@ -195,6 +195,23 @@ def _over_time():
     )
 
 
+def _einsums_of_vectors():
+    """Weights without an axis of inputs, or of outputs."""
+    return keras.Sequential(
+        [
+            layers.EinsumDense("abc,cd->abd", [None, 3], activation="tanh"),
+            layers.EinsumDense("abc,c->ab", [None], activation="tanh"),
+            layers.EinsumDense("ab,cd->abcd", [None, 2, 3]),
+        ]
+    )
+
+
+def _model_over_time():
+    """Keras computes the mask of an inner model by running it a second time."""
+    inner = keras.Sequential([layers.Dense(3, "tanh"), layers.Dense(2)])
+    return keras.Sequential([layers.TimeDistributed(inner)])
+
+
 def _einsums():
     return keras.Sequential(
         [
@@ -238,6 +255,7 @@ MODELS = {
     "conv2d": (_cnn_2d, _floats(6, 5, 3)),
     "depthwise": (_separable, _floats(6, 5, 3)),
     "einsum": (_einsums, _floats(5, 4)),
+    "einsum, vectors": (_einsums_of_vectors, _floats(5, 4)),
     "lora": (_lora, _floats(5, 4)),
     "attention": (Block, _ids(11, 7)),
     "masked": (Masked, _ids(7, 5)),
@@ -248,6 +266,7 @@ MODELS = {
     "language": (Language, _ids(9, 4)),
     "transformer": (Translation, _ids(11, 9)),
     "time": (_over_time, _floats(4, 3, 5)),
+    "time of a model": (_model_over_time, _floats(3, 4)),
 }
 
 

@@ -227,6 +227,22 @@ def test_a_weight_used_outside_its_layer_is_found_on_the_second_run():
         oracle.run(layer, x, mode="eager")
 
 
+def test_derivatives_that_a_loss_takes_forward_are_refused():
+    """The tape that reads of weights are kept off loses them: a gradient of nothing."""
+    model = tf.keras.Sequential([layers.Dense(8, "tanh"), layers.Dense(1)])
+    x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
+    model(x)
+
+    def losses(inputs):
+        ones = tf.ones_like(inputs)
+        with tf.autodiff.ForwardAccumulator(inputs, ones) as forward:
+            outputs = model(inputs)
+        return forward.jvp(outputs)[:, 0] ** 2 + outputs[:, 0]
+
+    with pytest.raises(ValueError, match="weight 'dense.* is used where its layer's r"):
+        fast.check(losses, [model], model.trainable_variables, inputs=[tf.constant(x)])
+
+
 def test_rows_that_depend_on_each_other_are_found():
     model, x = _made()
 

@@ -70,8 +70,10 @@ def clipped_sum(
     | example i has weight 0 | what it would without example i |
 
     The last two presume that forward and backward pass keep examples apart, as the
-    bound on one example's influence does anyway. `check` looks for that in two losses;
-    `privacy.train` also in the sum, before training. Call one of them for a new model.
+    bound on one example's influence does anyway. `check` looks for that in two losses,
+    along the gradients of what layers return; `privacy.train` also compares losses and
+    sums of real rows, which shows what no gradient does: inputs standardised over the
+    batch, or behind `stop_gradient`. Call one of them for a new model.
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per
@@ -92,10 +94,10 @@ def clipped_sum(
       Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
 
     Raises:
-      InputError: a variable takes part in the losses in a way that no rule covers;
-        losses not [B]; a layer run on something else than the examples; batch
-        normalisation; a clip norm that is not above 0; rows that make no whole
-        units; a variable listed twice.
+      InputError: a variable takes part in the losses in a way that no rule covers (but
+        for derivatives through a layer, which `check` finds); losses not [B]; a layer
+        run on something else than the examples; batch normalisation; a clip norm that
+        is not above 0; rows that make no whole units; a variable listed twice.
     """
     validation.positive("clip_norm", clip_norm)
     validation.positive_integer("rows_per_unit", rows_per_unit)

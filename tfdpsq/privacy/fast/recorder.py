@@ -2,7 +2,9 @@
 
 The weights are read with the tape stopped, so they are constants to it: it spends
 nothing on their gradients, and any *other* read of a weight that matters for the
-loss shows up as a gradient that no rule accounts for.
+loss shows up as a gradient that no rule accounts for. Not so where the loss itself
+takes derivatives through a layer, as a gradient penalty does: only `check`, which
+leaves the reads on the tape, finds those.
 """
 
 from __future__ import annotations
@@ -90,14 +92,19 @@ class Recorder:
 
     def read(self, variable: tf.Variable) -> tf.Tensor:
         """The weight's value, as the layer would read it: autocast included."""
-        if self.comparing:
-            return tf.convert_to_tensor(variable)
         with self.off_tape():
             return tf.convert_to_tensor(variable)
 
     def off_tape(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, nothing is differentiated."""
-        return self.tape.stop_recording()
+        """While inside, nothing is differentiated, unless outputs are compared.
+
+        TensorFlow stops for more than that: derivatives that a loss takes forward, by
+        an accumulator, are no longer recorded afterwards. What they add to a gradient
+        is then lost here, and `check` finds it where it does not stop.
+        """
+        return (
+            contextlib.nullcontext() if self.comparing else self.tape.stop_recording()
+        )
 
     def outer(
         self,
@@ -144,7 +151,7 @@ class Recorder:
             # XLA reads the nearest row for an id that is none, and adds to no row.
             known = (ids >= 0) & (ids < variable.shape[0])
             gradient = tf.where(known[..., tf.newaxis], gradient, 0)
-            return Lookup(_positions(ids, 0), _positions(gradient, 1))
+            return Lookup(_positions(ids), _positions(gradient, 1))
 
         self._add(variable, output, finish, ids)
 
@@ -251,7 +258,8 @@ class Recorder:
         for entry in self.entries:
             first = self.outputs[entry.output].shape[0]
             wanted = self.rows * entry.folded
-            if first != wanted:
+            # Keras computes some outputs twice, and drops one: no loss depends on it.
+            if first != wanted and gradients[entry.output] is not None:
                 raise validation.InputError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension "
                     f"is {first}, not {wanted} for the {self.rows} examples of the "
@@ -368,11 +376,11 @@ def _graph():
     return tf.compat.v1.get_default_graph()
 
 
-def _positions(values: tf.Tensor, axes: int) -> tf.Tensor:
-    """[B, ..., features] as [B, T, m], or as [B, T] where no axis is a feature."""
+def _positions(values: tf.Tensor, axes: int | None = None) -> tf.Tensor:
+    """[B, ..., features] as [B, T, m]; ids, which have no axes of features, [B, T]."""
     rows, *sizes = values.shape.as_list()
-    split = len(sizes) - axes
+    split = len(sizes) - (axes or 0)
     positions, features = sizes[:split], sizes[split:]
     length = -1 if None in positions else math.prod(positions)
-    width = [math.prod(features)] if axes else []
+    width = [] if axes is None else [math.prod(features)]
     return tf.reshape(values, [rows, length, *width])
