@@ -1,5 +1,6 @@
 """The stage `overlap`: what it reads, draws, writes, records, refuses, goes on with."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -9,6 +10,7 @@ import pytest
 import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, records
+from tfdpsq.data.tfds_builder import BeirDirectoryBuilder
 from tfdpsq.run import overlap
 from tfdpsq.run.core import sources
 from tfdpsq.run.passes import passes
@@ -134,7 +136,7 @@ def _watch(monkeypatch, read, fails_after=None):
         overlap,
         "corpus_parts",
         lambda *arguments: [
-            overlap.CorpusPart(p.name, p.identity, lambda p=p: records(p))
+            dataclasses.replace(p, records=lambda p=p: records(p))
             for p in parts(*arguments)
         ],
     )
@@ -245,6 +247,31 @@ def test_the_corpus_of_public_results_is_no_private_text(base):
             _run(base, "release/overlap", texts=("documents",), corpus=(str(corpus),))
     assert not (base / "release").exists()
     _run(base, "release/overlap", texts=("documents",))
+
+
+def test_a_tfds_set_of_private_pairs_is_no_public_text(base):
+    builder = BeirDirectoryBuilder(
+        path=str(base / "pairs"), data_dir=str(base / "tfds")
+    )
+    builder.download_and_prepare()
+    options = {
+        "texts": ("documents",),
+        "corpus": (f"tfds:{builder.info.full_name.replace('/1', ':1')}",),
+        "field": "query",
+        "data_dir": str(base / "tfds"),
+    }
+    with pytest.raises(InputError, match="tfds:beir_directory/.* is of a BEIR directo"):
+        _run(base, "release/overlap", **options)
+    assert not (base / "release").exists()
+    _run(base, **{**options, "texts": ("queries",)})  # whose results are private
+    # Any other set, by where it was prepared.
+    moved = _config(base, **options)
+    (base / "tfds" / "private.json").write_text('{"guarantee": "private"}')
+    with pytest.raises(InputError, match="depends on private queries"):
+        overlap._require_public(
+            dataclasses.replace(part, name="tfds:other/1.0.0 train")
+            for part in overlap._parts(moved)
+        )
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,13 @@ class CorpusPart:
       name: a file, or a shard of a TFDS split.
       identity: changes with its content, as far as one can see without reading it.
       records: streams its texts; raises DataError at the first that is malformed.
+      place: the file, or the directory of the data set.
     """
 
     name: str
     identity: str
     records: Callable[[], Iterator[str]]
+    place: str
 
 
 def corpus_parts(
@@ -171,6 +173,7 @@ def _of_file(path: Path, format: str, field: str) -> CorpusPart:
         str(path),
         f"{format} {field} {about.st_size} {about.st_mtime_ns}",
         readers[format],
+        str(path),
     )
 
 
@@ -289,6 +292,7 @@ def _of_tfds(name: str, field: str, split: str, data_dir: str) -> list[CorpusPar
             f"{TFDS}{builder.info.full_name} {each}",
             field,
             functools.partial(_of_split, builder, each, field),
+            os.fspath(builder.data_path),
         )
         for each in splits
     ]

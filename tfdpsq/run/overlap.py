@@ -24,7 +24,6 @@ import dataclasses
 import functools
 import io
 import json
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -171,8 +170,10 @@ def run(
 def _require_public(parts: Sequence[CorpusPart]) -> None:
     """Refuses a private corpus: matches would reveal its texts."""
     for part in parts:
-        exists = os.path.exists(part.name)
-        problem = sources.why_not_public(part.name) if exists else None
+        problem = sources.why_not_public(part.place)
+        if part.name.startswith(f"{text_corpus.TFDS}beir_directory/"):
+            # `tfds_builder` keeps no record of what the directory was.
+            problem = "is of a BEIR directory, perhaps of private queries"
         if problem:
             raise validation.InputError(
                 f"corpus has {part.name}, which {problem}. What occurs in it would "
