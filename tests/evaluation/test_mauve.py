@@ -195,12 +195,12 @@ def _lloyd(rows, clusters, random):
 def _reference(first, second, unit_norm, seeds):
     """The published settings, written a second time: SVD, Lloyd, 25 trapezoids."""
     both = np.concatenate([first, second])
+    if unit_norm:
+        both = both / np.sqrt(np.square(both).sum(axis=1))[:, np.newaxis]
     both = both - both.mean(axis=0)
     _, singular, axes = np.linalg.svd(both, full_matrices=False)
     explained = np.cumsum(singular**2) / np.sum(singular**2)
     rows = both @ axes[: int(np.searchsorted(explained, 0.9)) + 1].T
-    if unit_norm:
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     clusters = round(min(len(first), len(second)) / 10)
     scores = []
     for seed in seeds:
@@ -246,6 +246,17 @@ def test_without_unit_norm_too():
     expected, _ = _reference(*_gaussians(2.0, m=800), False, range(5))
     assert got.mean == pytest.approx(expected, abs=0.03)
     assert (got.samples, got.clusters) == ((600, 800), 60)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.5, 0.25])
+def test_texts_that_are_too_much_alike_are_far_off(spread):
+    """Features of a mean that is not 0, as those of models are, and less spread."""
+    first, second = (part[:, :6] for part in _gaussians(0.0))
+    first, second = first + 2.5, spread * second + 2.5
+    got = mauve_of_features(first, second).mean
+    expected, _ = _reference(first, second, True, range(5))
+    assert got == pytest.approx(expected, abs=0.03)
+    assert (got > 0.9) == (spread == 1) and (got < 0.2) == (spread == 0.25)
 
 
 def test_alike_is_near_one_far_is_near_zero_and_further_is_less(of_shifts):

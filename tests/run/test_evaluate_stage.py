@@ -84,6 +84,48 @@ def test_a_system_without_a_result_leaves_the_others_theirs(base, tmp_path):
     assert metrics["fused"]["a"]["ndcg@10"] == found["a"]["ndcg@10"]
 
 
+def test_self_matches_go_before_anything_is_made_of_a_run(base, tmp_path):
+    """Queries that are documents: each has k others, on a scale of their own scores."""
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    corpus = [
+        json.loads(line)
+        for line in (tmp_path / "pairs" / "corpus.jsonl").read_text().splitlines()
+    ]
+    texts = {line["_id"]: line["text"] for line in corpus}
+    asked = dict(list(texts.items())[:8])
+    # The tenth of the other documents, which a search for ten misses.
+    best = evaluation.BM25(texts).search(asked, 11)
+    right = {q: [d for d in hits if d != q][9:] for q, hits in best.items()}
+    right = {q: found[0] for q, found in right.items() if found and q in best[q]}
+    assert right
+    queries = [{"_id": q, "text": asked[q]} for q in right]
+    (tmp_path / "pairs" / "queries.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in queries)
+    )
+    for path in (tmp_path / "pairs" / "qrels").iterdir():
+        lines = "".join(f"{q}\t{d}\t1\n" for q, d in right.items())
+        path.write_text("query-id\tcorpus-id\tscore\n" + lines)
+    config = _bad(base, systems={"bm25": "bm25", "a": str(base / "a")})
+    config.data, config.vocabulary = str(tmp_path / "pairs"), str(base / "spiece.model")
+    config.fusion.base, config.resamples, config.k = "bm25", 50, 10
+    config.ignore_identical_ids = True
+    evaluate.run(config, tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / layout.METRICS_FILE).read_text())
+    runs = [
+        evaluation.read_trec_run(tmp_path / "out" / "runs" / f"{name}.trec")
+        for name in ("bm25", "a")
+    ]
+    for query in right:
+        for run in runs:
+            assert query not in run[query] and len(run[query]) == 10
+    assert metrics["systems"]["bm25"]["recall@10"] == 1
+    qrels = {query: {document: 1} for query, document in right.items()}
+    fused = evaluation.fuse(runs, [0.7, 0.3], "scores", 10)
+    expected = evaluation.evaluate_run(qrels, fused, ["ndcg@10", "map"]).means
+    for name, value in expected.items():
+        assert metrics["fused"]["a"][name] == pytest.approx(value, abs=1e-9), name
+
+
 @pytest.mark.slow
 def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch):
     monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
@@ -401,7 +443,7 @@ def test_a_fusion_that_cannot_be_fitted_keeps_its_weight_and_warns(tmp_path, cap
     own = evaluate.default_config().fusion
     own.update({"base": "words", "fit": fit.path, "weight": 0.3})
     run = {"q": {"d1": 1.0, "d2": 0.5}}
-    fusion = hybrid.Fusion(own, fit, {"q": {"d2": 1}}, 10, False)
+    fusion = hybrid.Fusion(own, fit, {"q": {"d2": 1}}, 10)
     fusion.add("words", run)
     fusion.add("dense", {"q": {"d2": 1.0, "d1": 0.5}})
     assert fusion.notes["dense"] == {"weight": 0.3}

@@ -24,6 +24,7 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
+from tfdpsq.evaluation.ranking.measures import warn_of_identical_ids
 from tfdpsq.run.core import (
     acting,
     command,
@@ -161,7 +162,7 @@ def run(
         searched,
         config.data,
         config.split,
-        config.k,
+        _searched_k(config),
         corpus,
         _fits(config),
     )
@@ -211,7 +212,8 @@ def _make(
     shards: ShardDirectory,
     out: pathlib.Path,
 ) -> dict[str, Any]:
-    found_by_shards = retrieval.merged(searched.by_shards, config.k, shards)
+    k = _searched_k(config)
+    found_by_shards = retrieval.merged(searched.by_shards, k, shards)
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
     fits = _fits(config)
@@ -219,16 +221,15 @@ def _make(
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / layout.QRELS_FILE, qrels)
     results, base = {}, {}
-    fusion = hybrid.Fusion(
-        config.fusion, fits[0], qrels, config.k, config.ignore_identical_ids
-    )
+    fusion = hybrid.Fusion(config.fusion, fits[0], qrels, config.k)
     reranker = reranking.Reranking(config.rerank, config.rerankers, fits[1])
     notes: dict[str, Any] = {}
     for name, found, note in retrieval.retrieve(
-        searched, beir, queries, config.k, found_by_shards
+        searched, beir, queries, k, found_by_shards
     ):
         if note:
             notes[name] = note
+        found = _best(config, found, qrels)
         fusion.add(name, found)
         judged = {query: hits for query, hits in found.items() if query in qrels}
         results[name] = _measured(config, name, judged, qrels, out)
@@ -277,6 +278,34 @@ def _fits(config: ml_collections.ConfigDict) -> list[hybrid.FitSet | None]:
     ]
 
 
+def _searched_k(config: ml_collections.ConfigDict) -> int:
+    """Returns how many documents to search for: one more, to leave out a self-match."""
+    return config.k + config.ignore_identical_ids
+
+
+def _best(
+    config: ml_collections.ConfigDict,
+    run: retrieval.Run,
+    qrels: Mapping[str, Mapping[str, int]],
+) -> retrieval.Run:
+    """Returns the best `k` documents of each query, without self-matches.
+
+    They go before anything else is made of a run: in a fusion they would set the scale
+    of all other scores, and in reranking take a place.
+    """
+    if not config.ignore_identical_ids:
+        return run
+    warn_of_identical_ids(qrels, run, ignored=True)
+    others = {
+        query: {name: score for name, score in hits.items() if name != query}
+        for query, hits in run.items()
+    }
+    return {
+        query: dict(evaluation.ranked(hits)[: config.k])
+        for query, hits in others.items()
+    }
+
+
 def _measured(
     config: ml_collections.ConfigDict,
     name: str,
@@ -286,7 +315,7 @@ def _measured(
 ) -> evaluation.RankingResult:
     """Writes a system's run, and measures it."""
     path = out / "runs" / f"{name}.trec"
-    evaluation.write_trec_run(path, run, name, config.ignore_identical_ids)
+    evaluation.write_trec_run(path, run, name)
     return evaluation.evaluate_run(
         qrels, run, layout.METRICS, config.ignore_identical_ids
     )

@@ -167,7 +167,7 @@ def evaluate_run(
         raise InputError("metrics is empty; name at least one, such as 'ndcg@10'.")
     _check_qrels(qrels)
     judged = sorted(qrels)
-    _warn_of_identical_ids(qrels, run, ignore_identical_ids)
+    warn_of_identical_ids(qrels, run, ignore_identical_ids)
     clean = {}
     for query_id in judged:
         hits = {
@@ -273,7 +273,8 @@ def _plain(judgements: Mapping[str, int]) -> dict[str, int]:
     return {doc: max(int(value), -1) for doc, value in judgements.items()}
 
 
-def _warn_of_identical_ids(qrels: Qrels, run: Run, ignored: bool) -> None:
+def warn_of_identical_ids(qrels: Qrels, run: Run, ignored: bool) -> None:
+    """Logs a warning where the rule for self-matches seems wrong for the data."""
     relevant = retrieved = 0
     for query_id, judgements in qrels.items():
         if query_id in run.get(query_id, {}):

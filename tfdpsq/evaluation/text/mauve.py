@@ -74,11 +74,13 @@ def mauve_of_features(
 ) -> Mauve:
     """MAUVE of two sets of texts, given as features; the defaults are the published.
 
-    Principal components of both sets together, unit norm, k-means of both sets together
+    Unit norm, principal components of both sets together, k-means of both sets together
     from randomly chosen texts: of `restarts` runs the one of least inertia. Rows that
     are equal to the last bit are one point with a weight: two centres on one point
     would share its rows between them by rounding. Where no more points than clusters
-    are distinct, each is a cluster.
+    are distinct, each is a cluster. (The norm comes first, as in the package that
+    published figures were made with. After the components are centred, a division by it
+    would hide how far a text is from the mean: texts that are too much alike.)
 
     Logs a warning below 1,000 texts on a side: clustering noise and the bias of small
     histograms are then larger than most differences of interest.
@@ -92,7 +94,7 @@ def mauve_of_features(
       points: see `mauve_of_histograms`.
       explained_variance: keep as many principal components as explain this share of
         the variance, in (0, 1]; 1 keeps all.
-      unit_norm: whether each text's components are divided by their norm.
+      unit_norm: whether each text's features are divided by their norm.
       restarts: runs of k-means for each seed.
       iterations: at most so many in a run.
       seeds: of k-means, at least two, all different; public.
@@ -141,14 +143,14 @@ def mauve_of_features(
             FEWEST_SAMPLES,
         )
     both = np.concatenate([first, second])
+    if unit_norm:
+        norms = np.linalg.norm(both, axis=1, keepdims=True)
+        both = both / np.where(norms > 0, norms, 1)
     distinct, which, counts = np.unique(
         both, axis=0, return_inverse=True, return_counts=True
     )
     kept = None if explained_variance == 1 else explained_variance
     reduced = PCA(kept, svd_solver="full").fit(both).transform(distinct)
-    if unit_norm:
-        norms = np.linalg.norm(reduced, axis=1, keepdims=True)
-        reduced = reduced / np.where(norms > 0, norms, 1)
     scores = []
     for seed in seeds:
         labels = _labels(reduced, counts, clusters, restarts, iterations, seed)[which]

@@ -176,7 +176,6 @@ class Fusion:
         fit: FitSet | None,
         qrels: Mapping[str, Mapping[str, int]],
         k: int,
-        ignore_identical_ids: bool,
     ):
         """Reads the judgements to fit on, from the set that the settings name.
 
@@ -185,13 +184,12 @@ class Fusion:
         self.results: dict[str, evaluation.RankingResult] = {}
         self.notes: dict[str, dict[str, Any]] = {}
         self._own, self._qrels, self._k = own, qrels, k
-        self._ignored = ignore_identical_ids
         self._fit_qrels = fit.read()[1] if fit else {}
         self._base: Any = None
         self._waiting: list[tuple[str, Any]] = []
 
     def add(self, name: str, found: Mapping[str, Mapping[str, float]]) -> None:
-        """Takes a system's run; keeps it until the base is known."""
+        """Takes a run without self-matches; keeps it until the base is known."""
         if not self._own.base:
             return
         if name == self._own.base:
@@ -233,7 +231,5 @@ class Fusion:
         )
         run = evaluation.fuse([base, other], [1 - weight, weight], own.method, k)
         run = {query: hits for query, hits in run.items() if hits}
-        self.results[name] = evaluation.evaluate_run(
-            self._qrels, run, layout.METRICS, self._ignored
-        )
+        self.results[name] = evaluation.evaluate_run(self._qrels, run, layout.METRICS)
         self.notes[name] = {"weight": weight, **notes}
