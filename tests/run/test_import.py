@@ -355,7 +355,9 @@ def test_times_are_read_as_they_come():
         *(noon, noon.replace(tzinfo=None), noon.timestamp(), str(noon.timestamp())),
     ):
         assert tables.seconds_of(value) == noon.timestamp(), value
-    assert tables.seconds_of(noon.date()) == noon.timestamp() - 12 * 3600
+    for value in (noon.date(), "2026-01-02", "20260102"):
+        assert tables.seconds_of(value) == noon.timestamp() - 12 * 3600
+    assert tables.seconds_of("20261302") == 20261302  # of no month: seconds
     for value in (None, "", "yesterday", float("nan"), "inf", True, [1], 10**400):
         assert tables.seconds_of(value) is None, value
 
@@ -399,7 +401,7 @@ def test_times_are_read_as_they_come():
         ({"logs__dev": "@/log.jsonl", "seed": 7}, "seed is 7, which does nothing here"),
         ({"header": False}, "header is False, which does nothing here: it acts only"),
         ({"header": False, "logs__train": "@/log.parquet"}, "header is False, which"),
-        ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
+        ({"columns__score": "who"}, "log.jsonl:1: score is not a number; judgements"),
         ({"columns__score": "asked"}, "log.jsonl:1: score is not a number; judge"),
         (
             {"logs__train": "@/huge.jsonl", "columns__score": "score"},

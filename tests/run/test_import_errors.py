@@ -40,6 +40,8 @@ def _arrow_of(kind):
         ends = b"\0\0\0\0\1\0\0\0\2\0\0\0"
         buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"a\xff")]
         return pyarrow.Array.from_buffers(pyarrow.string(), 2, buffers)
+    if kind == "binary":
+        return pyarrow.array([b"a", "caf\xe9".encode("latin-1")], pyarrow.binary())
     if kind == "zone":
         return pyarrow.array([None, 1], pyarrow.timestamp("us", tz="Mars/Base"))
     return pyarrow.array([0, 2**30], pyarrow.date32())
@@ -49,6 +51,8 @@ def _arrow_of(kind):
     ("kind", "column", "said"),
     [
         ("text", "asked", "'asked' is not text in UTF-8"),
+        ("binary", "asked", "'asked' is not text in UTF-8"),
+        ("binary", "clicked", "'clicked' is not text in UTF-8"),
         (
             "zone",
             "when",
@@ -67,7 +71,7 @@ def test_a_value_that_python_cannot_hold_is_named_by_its_row(
     with pyarrow.ipc.new_stream(str(log), table.schema) as writer:
         writer.write_table(table)
     changes = {"split_by": "time", "columns__time": "when", "test_from": "2026"}
-    config = config_of(log, **({} if kind == "text" else changes))
+    config = config_of(log, **({} if kind in ("text", "binary") else changes))
     with pytest.raises(InputError, match=f"log.arrow:2: the value of column {said}"):
         command.run(config, tmp_path / "out")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfdpsq.data import any_files
-from tfdpsq.data.texts import Document, number_shown, text_problem
+from tfdpsq.data.texts import Document, id_shown, number_shown, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.validation import MOST_RELEVANT, DataError, parse_json, shown
 
@@ -347,8 +347,8 @@ def refuse_repeated_judgement(path: str | os.PathLike, suspects: set[str]) -> No
         if _key(row) in seen:
             raise DataError(
                 path,
-                f"query {_id(row.query_id)} and document {_id(row.document_id)} were "
-                "judged on an earlier line",
+                f"query {id_shown(row.query_id)} and document "
+                f"{id_shown(row.document_id)} were judged on an earlier line",
                 "Keep one of the lines",
                 row.line,
             )
@@ -422,7 +422,7 @@ def check_known(
     if rows and not any(row.query_id in queries[0] for row in rows):
         raise DataError(
             path,
-            f"none of its queries (the first is {_id(rows[0].query_id)}) is in "
+            f"none of its queries (the first is {id_shown(rows[0].query_id)}) is in "
             f"{queries[1].name}",
             "The two files are not of one data set; put the right ones together",
             rows[0].line,
@@ -437,13 +437,8 @@ def check_known(
             if key not in known and (kind == "query" or too_many):
                 raise DataError(
                     path,
-                    f"{kind} {_id(key)} is not in {file.name}",
+                    f"{kind} {id_shown(key)} is not in {file.name}",
                     "Add it there, or remove this judgement",
                     row.line,
                 )
     return unknown
-
-
-def _id(field: str) -> str:
-    """A field that should be an id, for an error; not if it may be a query."""
-    return shown(field) if field.split() == [field] else "whose id has white space"

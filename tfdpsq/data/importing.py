@@ -266,8 +266,6 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
     return str(value)
 
 

@@ -15,6 +15,7 @@ import gzip
 import importlib
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -184,12 +185,16 @@ def seconds_of(value: Any) -> float | None:
     """Returns a time in seconds since 1970, or `None` if it is none.
 
     Takes numbers of seconds, dates and times, and ISO 8601 texts; without a time zone
-    they are of UTC.
+    they are of UTC. Text of eight digits is a date, as in 20260131, where it is one.
     """
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
         text = value.strip()
+        if re.fullmatch(r"(19|20)\d{6}", text):  # as seconds it would be of 1970
+            with contextlib.suppress(ValueError):
+                date = datetime.datetime.strptime(text, "%Y%m%d")
+                return date.replace(tzinfo=datetime.timezone.utc).timestamp()
         try:
             return _finite(float(text))
         except ValueError:
@@ -379,13 +384,13 @@ def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
     # Of a zone it is a KeyError, of a time an OverflowError.
     broken = (ValueError, ArithmeticError, LookupError)
     try:
-        return column.to_pylist()
+        return list(map(_decoded, column.to_pylist()))
     except broken as error:
         number = before
         for value in column:
             number += 1
             try:
-                value.as_py()
+                _decoded(value.as_py())
             except broken:
                 break
         problem = f"is no {column.type} that can be read"
@@ -397,6 +402,14 @@ def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
             "Correct it, or leave out the column",
             number,
         ) from None
+
+
+def _decoded(value: Any) -> Any:
+    """Returns binary data, as some programs write texts, as text.
+
+    Strictly: with what is not UTF-8 replaced, two texts could become one.
+    """
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @contextlib.contextmanager

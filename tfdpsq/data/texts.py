@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable
 
 from tfdpsq.validation import shown
+
+# In some languages a whole query has no white space, so that is not looked for.
+_NEARLY_A_NUMBER = re.compile(r"[-+0-9.,eE]{1,20}|[-+]?(nan|inf|infinity)", re.I)
+_LIKE_AN_ID = re.compile(r"[!-~]{1,40}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +62,16 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
 
 def number_shown(value: object) -> str:
     """Returns what should be a number, for an error; not if it may be a query."""
-    if isinstance(value, str) and len(value.split()) < 2 and len(value) <= 20:
+    if isinstance(value, str) and _NEARLY_A_NUMBER.fullmatch(value):
         return repr(value)
     return "not a number"
+
+
+def id_shown(value: str) -> str:
+    """Returns what should be an id, for an error; not if it may be a query."""
+    if _LIKE_AN_ID.fullmatch(value):
+        return shown(value)
+    return "whose id is not shown, as it may be a text,"
 
 
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
