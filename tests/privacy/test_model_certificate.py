@@ -1,5 +1,6 @@
 """The certificate that a private model of another project has."""
 
+import hashlib
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import privacy
-from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof import budget, certificate, composition
 from tfdpsq.run import verify
 from tfdpsq.validation import InputError
 
@@ -54,6 +55,18 @@ def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     assert read["accounting"]["steps_executed"] == 4
     assert read["ledger_head"] == privacy.read_ledger(paid).head
     assert read["training"]["trained_parameters"] == 21
+    digest = hashlib.sha256()
+    for kernel in model.model.get_weights():
+        of_array = f"{kernel.dtype} {kernel.shape} {kernel.nbytes} "
+        digest.update(of_array.encode() + kernel.tobytes())
+    assert read["training"]["weights"] == digest.hexdigest()
+    # Of a copied directory, continued elsewhere: the same noise, other roundings.
+    other = {**read, "training": {**read["training"], "weights": "0" * 64}}
+    other["digest"] = certificate.digest_of(other)
+    releases = {"one": budget.release_of(read), "two": budget.release_of(other)}
+    with pytest.raises(InputError, match="two runs from a copied ledger"):
+        composition.compose(releases)
+    assert composition.compose({"one": releases["one"], "same": releases["one"]})
     assert "training loss of every step" in read["private_reads"][0]["what"]
     assert "one query moves the sum" in read["mechanism"]["sensitivity_argument"]
     assert budget.release_of(read).pairs == pairs

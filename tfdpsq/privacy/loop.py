@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,6 +158,19 @@ class Unchanging:
 def value_of(variable: tf.Variable) -> np.ndarray:
     """Returns a variable's value, also of one on several replicas."""
     return np.asarray(tf.convert_to_tensor(variable).numpy())
+
+
+def digest_of_weights(weights: Iterable[tf.Variable]) -> str:
+    """Returns the SHA-256 of a model's weights, for its certificate.
+
+    A directory that was copied may be continued twice on other devices, with the same
+    noise and other roundings. Certificates of both then differ by it, and their costs
+    are not taken for those of one run.
+    """
+    digest = hashlib.sha256()
+    for variable in weights:
+        digest.update(content(value_of(variable)))
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

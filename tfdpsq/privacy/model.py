@@ -14,7 +14,6 @@ with the model that was wrapped: its weights are trained in place.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,10 +25,9 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
-from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
-from tfdpsq.privacy.loop import Unchanging, unquoted_values, value_of
+from tfdpsq.privacy.loop import Unchanging, digest_of_weights, unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
@@ -472,6 +470,7 @@ class PrivateModel(keras.Model):
                 "engine": engine,
                 "microbatch_size": self.microbatch_size,
                 "trained_parameters": ran.trained,
+                "weights": ran.digest,
                 "products_of_clipping": precision_in_words(ran.jit)
                 if engine == "fast"
                 else "as in tensorflow-privacy",
@@ -520,7 +519,7 @@ class _FitRecord:
         self.plan, self.model, self.optimizer, self.jit = plan, model, optimizer, jit
         self.trained = int(sum(np.prod(v.shape) for v in model.trainable_variables))
         self._weights = list(model.weights)
-        self._digest = ""
+        self.digest = ""  # of the weights of the last step
 
     @contextlib.contextmanager
     def weights_kept(self, watched: bool) -> Iterator[None]:
@@ -535,18 +534,12 @@ class _FitRecord:
 
     def end(self) -> None:
         """Notes the weights as those of the last step."""
-        self._digest = self._of_weights()
+        self.digest = digest_of_weights(self._weights)
 
     def is_of(self, plan: PrivacyPlan, model: keras.Model) -> bool:
         """Returns whether plan, model and weights are those that `fit` left."""
         same = plan is self.plan and model is self.model
-        return same and self._of_weights() == self._digest
-
-    def _of_weights(self) -> str:
-        digest = hashlib.sha256()
-        for variable in self._weights:
-            digest.update(content(value_of(variable)))
-        return digest.hexdigest()
+        return same and digest_of_weights(self._weights) == self.digest
 
 
 class _Epochs:

@@ -2,6 +2,45 @@
 
 MUTATIONS = (
     {
+        "name": "certificate_without_the_weights",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/model.py",
+        "old": '"weights": ran.digest,',
+        "new": '"weights": "",',
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_it_states_what_ran_and_anyone_can_recompute_it",
+        ),
+        "why": (
+            "a copied directory that is continued on other devices has the same noise, "
+            "and both models count as one"
+        ),
+    },
+    {
+        "name": "overlap_with_a_private_tfds_set_is_public",
+        "kind": "release",
+        "file": "tfdpsq/run/overlap.py",
+        "old": 'part.name.startswith(f"{text_corpus.TFDS}beir_directory/")',
+        "new": 'part.name.startswith("beir_directory/")',
+        "tests": (
+            "tests/run/test_overlap_stage.py::"
+            "test_a_tfds_set_of_private_pairs_is_no_public_text",
+        ),
+        "why": "what occurs in private queries is told under release/",
+    },
+    {
+        "name": "overlap_looks_at_names_instead_of_places",
+        "kind": "release",
+        "file": "tfdpsq/run/overlap.py",
+        "old": "sources.why_not_public(part.place)",
+        "new": "sources.why_not_public(part.name)",
+        "tests": (
+            "tests/run/test_overlap_stage.py::"
+            "test_a_tfds_set_of_private_pairs_is_no_public_text",
+        ),
+        "why": "a TFDS set has a name that is no path",
+    },
+    {
         "name": "rounding_errors_of_rdp_not_added",
         "kind": "composition",
         "file": "tfdpsq/privacy/accounting.py",

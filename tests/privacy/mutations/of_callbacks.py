@@ -91,8 +91,8 @@ MUTATIONS = (
         "name": "certificate_of_weights_that_were_loaded",
         "kind": "certificate",
         "file": "tfdpsq/privacy/model.py",
-        "old": "return same and self._of_weights() == self._digest",
-        "new": "return same and bool(self._digest)",
+        "old": "return same and digest_of_weights(self._weights) == self.digest",
+        "new": "return same and bool(self.digest)",
         "tests": (
             _CALLBACKS + "test_weights_that_are_loaded_after_fit_have_no_certificate",
         ),

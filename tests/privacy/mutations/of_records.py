@@ -399,8 +399,8 @@ MUTATIONS = (
         "name": "epsilon_so_far_of_too_few_steps",
         "kind": "composition",
         "file": "tfdpsq/privacy/accounting.py",
-        "old": "whole.rdp * (first / steps * (1 + 1e-12))",
-        "new": "whole.rdp * ((first - 1) / steps * (1 + 1e-12))",
+        "old": "whole * (first / steps * (1 + 1e-12))",
+        "new": "whole * ((first - 1) / steps * (1 + 1e-12))",
         "tests": (
             "tests/run/test_progress.py::"
             "test_epsilon_so_far_is_never_less_than_what_is_spent",

@@ -23,6 +23,7 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import batches, checkpoint, workers
 from tfdpsq.privacy import plan as plans
+from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.run.core import layout, outputs, records, releases, sources, workdir
@@ -498,6 +499,7 @@ def training_facts(
             sum(np.prod(v.shape) for v in model.trainable_variables)
         ),
         "starting_weights": config.get("init") or "random",
+        "weights": digest_of_weights(model.weights),
         "trained": "only the lora or soft_prompt named here"
         if lora or soft_prompt
         else list(config.get("trained", ["*"])),
