@@ -82,7 +82,8 @@ class Table:
         """Yields file, row number, and what -> value.
 
         Raises:
-          DataError: a query or a document is not one value, with its row.
+          DataError: a query or a document is not one value, or binary and not UTF-8,
+            with its row.
         """
         roles = list(self.columns)
         names = list(self.columns.values())
@@ -99,7 +100,24 @@ class Table:
                         "Write a row for each, or name another column",
                         number,
                     )
+                if isinstance(found[role], bytes):
+                    found[role] = self._decoded(path, number, role, found[role])
             yield path, number, found
+
+    def _decoded(self, path: str, number: int, role: str, value: bytes) -> str:
+        """Returns binary data, as some programs write texts, as text.
+
+        Strictly: with what is not UTF-8 replaced, two texts could become one.
+        """
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise DataError(
+                path,
+                f"the value of column {shown(self.columns[role])} is not text in UTF-8",
+                "Correct it, or leave out the column",
+                number,
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)

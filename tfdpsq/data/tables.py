@@ -384,13 +384,13 @@ def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
     # Of a zone it is a KeyError, of a time an OverflowError.
     broken = (ValueError, ArithmeticError, LookupError)
     try:
-        return list(map(_decoded, column.to_pylist()))
+        return column.to_pylist()
     except broken as error:
         number = before
         for value in column:
             number += 1
             try:
-                _decoded(value.as_py())
+                value.as_py()
             except broken:
                 break
         problem = f"is no {column.type} that can be read"
@@ -402,14 +402,6 @@ def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
             "Correct it, or leave out the column",
             number,
         ) from None
-
-
-def _decoded(value: Any) -> Any:
-    """Returns binary data, as some programs write texts, as text.
-
-    Strictly: with what is not UTF-8 replaced, two texts could become one.
-    """
-    return value.decode() if isinstance(value, bytes) else value
 
 
 @contextlib.contextmanager
