@@ -89,7 +89,7 @@ def _sampled_delta(sigma, probability, epsilon):
 @pytest.mark.parametrize("sigma, probability", [(20.0, 1e-6), (5.0, 1e-8), (0.4, 1e-4)])
 @pytest.mark.parametrize("delta", [1e-16, 1e-12, 1e-9])
 def test_rounding_never_makes_epsilon_by_rdp_too_small(sigma, probability, delta):
-    """Of divergences near 1e-15 dp-accounting finds 0, and an ε of 0 for any steps."""
+    """dp-accounting computes a divergence of 1e-15 as 0: ε was 0 for any steps."""
     epsilon = accounting.epsilon_of(sigma, probability, 1, delta, "rdp")
     assert _sampled_delta(sigma, probability, epsilon) <= delta
     first = accounting.epsilon_of_first(sigma, probability, 1000, 1, delta)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from tfdpsq.validation import shown
 
 # In some languages a whole query has no white space, so that is not looked for.
-_NEARLY_A_NUMBER = re.compile(r"[-+0-9.,eE]{1,20}|[-+]?(nan|inf|infinity)", re.I)
+_NEARLY_A_NUMBER = re.compile(r"[-+0-9.,e]{1,20}|[-+]?(nan|inf|infinity)", re.I)
 _LIKE_AN_ID = re.compile(r"[!-~]{1,40}")
 
 

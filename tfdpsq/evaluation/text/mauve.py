@@ -78,9 +78,9 @@ def mauve_of_features(
     from randomly chosen texts: of `restarts` runs the one of least inertia. Rows that
     are equal to the last bit are one point with a weight: two centres on one point
     would share its rows between them by rounding. Where no more points than clusters
-    are distinct, each is a cluster. (The norm comes first, as in the package that
-    published figures were made with. After the components are centred, a division by it
-    would hide how far a text is from the mean: texts that are too much alike.)
+    are distinct, each is a cluster. (Features are normalised before PCA, as in the
+    authors' package, mauve-text. PCA centres them; normalising afterwards would discard
+    the distance from the mean, by which too little diversity shows.)
 
     Logs a warning below 1,000 texts on a side: clustering noise and the bias of small
     histograms are then larger than most differences of interest.
