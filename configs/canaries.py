@@ -1,4 +1,4 @@
-"""Private pairs with canaries: the paper's three forms, repeated 10 and 100 times.
+"""Private pairs with canaries: our three forms, repeated 10 and 100 times.
 
     python -m tfdpsq.run.canaries --config=configs/canaries.py \
         --workdir=WORKDIR/private/canaries --config.data=BEIR

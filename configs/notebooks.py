@@ -34,6 +34,7 @@ def get_config(scale="default"):
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = ()
     config.audit_epsilons = (math.inf, 8.0)
+    config.rerank = False  # as in notebooks/stages.py
     config.finetune.batch_size = 128
     config.finetune.steps = 24
     config.synthesize.max_documents = 1280

@@ -44,6 +44,43 @@ def test_intervals_cover_as_often_as_they_say():
     assert narrow / 600 < 0.80
 
 
+@pytest.mark.parametrize(("mean", "each"), [(3.0, 12), (1.5, 24)])
+def test_intervals_of_few_that_separate_well_cover_as_often_as_they_say(mean, each):
+    """From the spread of the placements alone, .95 covered .61: often it is 0."""
+    truth = scipy.stats.norm.cdf(mean / np.sqrt(2))
+    random = np.random.default_rng(5)
+    covered = 0
+    for _ in range(600):
+        scores = random.normal(mean, 1, each), random.normal(0, 1, each)
+        found = attack_membership(*scores, (0.1,)).auc
+        covered += found.low <= truth <= found.high
+    assert covered / 600 > 0.92
+
+
+def test_an_interval_is_where_its_own_score_test_ends():
+    """Of as many of each kind and exponential scores its deviation is exact."""
+    for members, others in ((2, 2), (12, 12), (500, 40)):
+        apart = np.arange(members) + 10.0, np.arange(others) / others
+        found = attack_membership(*apart, (0.1,)).auc
+        assert found.high == 1 and found.mean == 1 and found.low < 0.99
+        low = found.low
+        if members == 12:  # a law of that AUC: members are the largest of odds draws
+            random = np.random.default_rng(6)
+            odds = low / (1 - low)
+            means = [
+                (
+                    random.exponential(odds, (members, 1))
+                    > random.exponential(1, (1, others))
+                ).mean()
+                for _ in range(4000)
+            ]
+            assert np.mean(means) == pytest.approx(low, abs=0.01)
+            # The AUC of 1 is 1.96 deviations from it.
+            assert (1 - low) / np.std(means) == pytest.approx(1.96, rel=0.06)
+    mirrored = attack_membership(apart[1], apart[0], (0.1,)).auc
+    assert mirrored.low == 0 and mirrored.high == pytest.approx(1 - found.low)
+
+
 def test_scores_that_say_nothing():
     """Chance stays within its interval, and no false alarm means few found."""
     random = np.random.default_rng(3)

@@ -55,6 +55,32 @@ def test_weights_norms_softmax_and_logits_are_float32_and_products_are_not():
     assert products.count(tf.bfloat16) == 7 + 11 + 3 * 2
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_head_and_position_bias_are_of_weights_that_are_not_rounded(version):
+    """Rounded by autocast, a head is off by a third of a per cent."""
+    exact, model = _model("float32", version), _model("mixed_bfloat16", version)
+    model.set_weights(exact.get_weights())
+    random = np.random.default_rng(3)
+    hidden = tf.constant(random.normal(0, 5, (4, 32)), tf.float32)
+    embedding = model.backbone.token_embedding
+    kernel = (
+        tf.transpose(embedding.embeddings).numpy() * 32**-0.5
+        if model.config.tied
+        else embedding.weights[1].numpy()
+    )
+    expected = hidden.numpy().astype(np.float64) @ kernel.astype(np.float64)
+    np.testing.assert_allclose(model.head(hidden), expected, rtol=1e-4, atol=1e-5)
+
+    for stack in ("encoder", "decoder"):
+        biases = []
+        for each in (exact, model):
+            layer = getattr(each.backbone, f"{stack}_transformer_layers")[0]
+            states = tf.zeros([1, 9, 32], layer.compute_dtype)
+            biases.append(layer.self_attention(states)[1])
+        assert biases[1].dtype == tf.float32
+        np.testing.assert_array_equal(*biases)
+
+
 def test_a_norm_of_large_numbers_is_exact_to_bfloat16():
     """In bfloat16 throughout, the mean of squares would be off by several per mille."""
     layer = _model("mixed_bfloat16").backbone.encoder_transformer_layers[0].layer_norm

@@ -59,6 +59,18 @@ def test_mixed_bfloat16_is_of_the_encoders_products_alone(make_model, make_batch
     assert 0.999 < cosines.min() and np.abs(low - high).max() > 1e-5
 
 
+def test_a_global_mixed_policy_is_as_that_of_the_model(make_model, make_batch):
+    given = make_model(dtype="mixed_bfloat16")
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = make_model()
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    model.set_weights(given.get_weights())
+    batch = make_batch()
+    np.testing.assert_array_equal(model(batch)["queries"], given(batch)["queries"])
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_padding_never_changes_an_embedding(make_model, make_config, version):
     t5 = dataclasses.replace(make_config().t5, version=version)

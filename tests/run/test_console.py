@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import sys
 import forking
 import pytest
 from absl import flags
+from ml_collections import config_flags
 
+from tfdpsq.run import finetune
 from tfdpsq.run.__main__ import stages
 from tfdpsq.run.core import command
 from tfdpsq.run.devices import preemption
@@ -40,6 +43,31 @@ def test_help_lists_every_command_with_one_line():
     files = {path.stem for path in (ROOT / "tfdpsq" / "run").glob("[a-z]*.py")}
     assert files == set(stages()) and files <= set(lines)
     assert all(len(lines[name].split()) > 3 for name in files)
+
+
+def test_the_help_of_a_stage_lists_its_flags_and_every_setting_with_its_default(
+    monkeypatch,
+):
+    shown = _tfdpsq("finetune", "--help")
+
+    assert shown.returncode == 0
+    assert "--workdir" in shown.stdout and "--budget" in shown.stdout
+    assert finetune.__doc__.strip() in shown.stdout
+    prefix = "  --config."
+    lines = [line for line in shown.stdout.splitlines() if line.startswith(prefix)]
+    given = [shlex.split(line.partition("  (")[0].strip())[0] for line in lines]
+    # As words of a command line they give the default config again.
+    monkeypatch.setattr(sys, "argv", ["finetune", *given])
+    config = flags.FlagValues()
+    config_flags.DEFINE_config_dict(
+        "config", finetune.default_config(), flag_values=config
+    )
+    config(sys.argv)
+    assert config.config.to_dict() == finetune.default_config().to_dict()
+    assert {word.partition("=")[0] for word in given} >= {
+        f"--config.{name}" for name in ("epsilon", "lora.rank", "accountant")
+    }
+    assert "(pld, rdp)" in shown.stdout
 
 
 def test_every_line_of_the_help_is_a_verb_phrase():

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from import_logs import ROWS, command, config_of, dicts
 
-from tfdpsq.data import BeirDirectory, importing
+from tfdpsq.data import BeirDirectory, importing, texts
 from tfdpsq.validation import InputError
 
 
@@ -84,6 +84,11 @@ def test_a_large_number_that_lost_digits_is_no_id(tmp_path, of_user):
         ("-0.0", "0", "0"),
         ("-7.", "-7", "-7"),
         ("\uff17", "=", "="),
+        (" \u00a07 ", "=", "7"),
+        ("e\u0301", "=", "\u00e9"),
+        ("nan", "=", ""),
+        ("NULL", "=", ""),
+        ("Nan", "=", "="),
         ("9" * 5000, "=", "="),
         ("9" * 5000 + ".0", None, None),
     ],
@@ -92,9 +97,9 @@ def test_spellings_of_a_number(text, of_query, of_user):
     for expected, flag in ((of_query, False), (of_user, True)):
         if expected is None:
             with pytest.raises(ValueError):
-                importing._id_of(text, flag)
+                texts.id_of(text, flag)
         else:
-            found = importing._id_of(text, flag)
+            found = texts.id_of(text, flag)
             assert found == (text if expected == "=" else expected)
 
 
@@ -161,5 +166,5 @@ def test_ids_in_bytes_are_texts_or_none(tmp_path):
     }
     for value in (b"\x81", b"1e+16"):
         with pytest.raises(ValueError):
-            importing._id_of(value)
-    assert importing._id_of(b"7.0") == "7"
+            texts.id_of(value)
+    assert texts.id_of(b"7.0") == "7"

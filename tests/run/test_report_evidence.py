@@ -9,7 +9,7 @@ import report_page as _page
 from tfdpsq import evaluation
 from tfdpsq.data import Document
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.run.reporting import content
+from tfdpsq.run.reporting import content, wording
 
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
 _write, _text, _tags = _page.write, _page.text, _page.tags
@@ -98,6 +98,36 @@ def test_a_bound_above_the_certificate_is_an_alarm(tmp_path):
     """It shows that what was certified is not what ran."""
     page = _write(tmp_path, audits={"T5": _audit(3.0, 40.0, 0.2, 3.4, 0.0)})
     assert "refutes the certificate: do not release anything" in _text(page)
+
+
+def test_canaries_left_out_refute_no_certificate_of_units_replaced(tmp_path):
+    """A place that is left free goes to another unit, and two move the sum."""
+    audited = {**_audit(3.0, 40.0, 0.2, 3.4, 0.0), "adjacency": "… (zero-out)"}
+    text = _text(_write(tmp_path, audits={"T5": audited}))
+    assert "above the certified 3, which it does not refute" in text
+    assert "do not release" not in text
+
+
+def test_bounds_are_rounded_to_the_side_on_which_they_hold(tmp_path):
+    audited = _audit(1.0037, 48.2, 0.41, 0.9999, 0.0)
+    audited["canaries"][0]["epsilon_pure"] = 0.0159
+    text = _text(_write(tmp_path, audits={"T5": audited}))
+    assert "ε is at least 0.99 (certified: 1.01)" in text
+    assert "0.999" in text and "0.015" in text and "0.016" not in text
+    for value, digits, shown in (
+        (8.0, 3, "8"),
+        (7.9801, 3, "7.99"),
+        (5.00001e-5, 3, "5.01e-05"),
+        (1 / 36954, 4, "2.707e-05"),
+        (0.1 + 0.2, 3, "0.301"),
+        (0.0, 3, "0"),
+        (123456.7, 3, "1.24e+05"),
+    ):
+        assert wording.most_text(value, digits) == shown
+        assert float(shown) >= value
+    assert (
+        wording.least_text(1.2999, 2) == "1.29" and wording.least_text(0, 2) == "0.00"
+    )
 
 
 def test_a_report_without_audits_says_that_leaks_were_not_measured(tmp_path):

@@ -18,6 +18,7 @@ import tiny
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
+from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.retriever import DocumentIndex
 from tfdpsq.run import encode, evaluate, mine, pipeline, train_adapter
 from tfdpsq.run.core import layout, sources, spending
@@ -209,6 +210,9 @@ def test_learns_the_rotation_and_is_searched_by_the_command(base, tmp_path):
     assert verify_certificate(certificate).problems == ()
     assert certificate["guarantee"]["epsilon"] <= 8.0
     assert certificate["training"]["encoder"] == "a public encoder"
+    # Not that of a copied run that was continued on another machine.
+    weights = tf.Variable(np.load(out / layout.ADAPTER_FILE))
+    assert certificate["training"]["weights"] == digest_of_weights([weights])
     assert certificate["training"]["encoder_is_public"] == "declared"
     assert certificate["fingerprints"]["queries"].startswith("keyed:")
     assert read_certificate(tmp_path / "private" / "inf")["private"] is False

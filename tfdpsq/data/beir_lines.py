@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfdpsq.data import any_files
-from tfdpsq.data.texts import Document, id_shown, number_shown, text_problem
+from tfdpsq.data.texts import Document, id_of, id_shown, number_shown, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.validation import MOST_RELEVANT, DataError, parse_json, shown
 
@@ -202,14 +202,25 @@ def read_documents(
 def user_of(path: Path, line: int, record: dict, field: str) -> str:
     """Returns a query's user: text or a number in its metadata, or next to it.
 
+    Spelled as `texts.id_of` spells it: one person is one unit of privacy.
+
     Raises:
-      DataError: it is nobody's, or two different people's.
+      DataError: it is nobody's, or two different people's, or may have been rounded.
     """
-    found = {
-        str(value)
-        for value in _user_values(record, field)
-        if isinstance(value, (str, int)) and not isinstance(value, bool)
-    } - {""}
+    found = set()
+    for value in _user_values(record, field):
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            try:
+                found.add(id_of(value, of_user=True))
+            except ValueError:
+                raise DataError(
+                    path,
+                    f"query {shown(record['_id'])} has the user {shown(value)}, a "
+                    "number whose last digits may have been rounded off",
+                    "Write it with all its digits, or as a text without an exponent",
+                    line,
+                ) from None
+    found.discard("")
     if len(found) == 1:
         return found.pop()
     raise DataError(

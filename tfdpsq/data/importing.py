@@ -9,7 +9,7 @@ So splits are drawn by a hash of the query or user, or cut at given times, not a
 quantiles of the log; ids are hashes, not numbers; and equal queries of two users are
 two queries, even if they have one id: a user's hash is appended to it. An id that is a
 whole number is one under the spellings that pandas and others give it, see
-`_one_spelling`.
+`texts.id_of`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import dataclasses
 import decimal
 import hashlib
 import pathlib
-import re
 import sqlite3
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +28,7 @@ import numpy as np
 
 from tfdpsq.data import tables
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.data.texts import Document, number_shown, text_problem
+from tfdpsq.data.texts import Document, id_of, number_shown, text_of, text_problem
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -50,15 +48,6 @@ REMEDIES = {
 _TEXTS = frozenset(("query", "document", "title"))
 _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
-# Below it, a float has the digits of the whole number that it was made from.
-_LARGEST = 2**53
-_WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
-# A number that may have been rounded: what pandas, Spark, Excel and databases write for
-# a large one. Users are the unit of privacy: of them, anything with an exponent, though
-# it may be a text of hexadecimal digits.
-_ROUNDED = re.compile(r"[+-]?\d(\.\d+e[+-]?|e\+)\d+", re.ASCII | re.IGNORECASE)
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)e[+-]?\d+", re.ASCII | re.IGNORECASE)
-
 Split = Callable[["Entry"], str]
 
 
@@ -278,65 +267,12 @@ def _hash(*parts: str) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _text(value: Any) -> str:
-    """Returns a value as text; neither `None` nor NaN is text."""
-    if value is None or value != value:
-        return ""
-    if isinstance(value, str):
-        return value
-    return str(value)
-
-
-def _id_of(value: Any, of_user: bool = False) -> str:
-    """Returns one text for all numbers of one value; "" where there is no id.
-
-    pandas makes floats of whole numbers next to a missing one, and of one person in two
-    files it would make two.
-
-    Raises:
-      ValueError: the value is neither text nor a whole number with all of its digits.
-    """
-    if isinstance(value, bytes):  # strictly: else two ids could be one
-        value = value.decode("utf-8")
-    text = _text(value)
-    if not text or isinstance(value, (str, uuid.UUID)):
-        return _one_spelling(text.strip() if of_user else text, of_user)
-    if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
-        raise ValueError
-    if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
-        raise ValueError
-    return str(int(value))
-
-
-def _one_spelling(text: str, of_user: bool) -> str:
-    """Returns an id as one text for the spellings of a whole number.
-
-    | text                        | id                                               |
-    |-----------------------------|--------------------------------------------------|
-    | "7", "7.0", "7.00", "7."    | "7"                                              |
-    | "+7", "-0"                  | "7", "0"                                         |
-    | "007", "007.0"              | "007": leading zeros are of an id of its own     |
-    | "1.2345678901234568e+18"    | refused: other digits may have been rounded off  |
-    | "9007199254740993.0"        | refused from 2^53 on, for the same reason        |
-    | "7.5", "1,5", anything else | itself                                           |
-    """
-    if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):
-        raise ValueError
-    whole = _WHOLE.fullmatch(text)
-    if whole is None:
-        return text
-    sign, digits, fraction = whole.groups()
-    if fraction and int(digits) >= _LARGEST:
-        raise ValueError
-    return f"-{digits}" if sign == "-" and digits.strip("0") else digits
-
-
 def _ids_of(row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     """Returns the ids of a row by their columns, and what is wrong with one, if so."""
     ids = dict.fromkeys(("query_id", "document_id", "user"), "")
     for what in ids:
         try:
-            ids[what] = _id_of(row.get(what), what == "user")
+            ids[what] = id_of(row.get(what), what == "user")
         except (ValueError, OverflowError):
             return ids, (
                 f"its {what} is neither a text nor a whole number with all its digits "
@@ -351,7 +287,7 @@ def _read_corpus(store: sqlite3.Connection, corpus: Table) -> None:
     for path, number, row in corpus.rows():
         ids, problem = _ids_of(row)
         document = Document(
-            ids["document_id"], _text(row.get("title")), _text(row["document"])
+            ids["document_id"], text_of(row.get("title")), text_of(row["document"])
         )
         problem = problem or text_problem("document_id", document.id, identifier=True)
         problem = problem or text_problem("document", document.content)
@@ -370,9 +306,9 @@ def _read_queries(store: sqlite3.Connection, queries: Table) -> None:
         ids, problem = _ids_of(row)
         query_id, user = ids["query_id"], ids["user"]
         problem = problem or text_problem("query_id", query_id, identifier=True)
-        problem = problem or text_problem("query", _text(row["query"]))
+        problem = problem or text_problem("query", text_of(row["query"]))
         if not problem and not _inserted(
-            store, "texts", query_id, _text(row["query"]), user
+            store, "texts", query_id, text_of(row["query"]), user
         ):
             problem = f"query {shown(query_id)} is there twice"
         if problem:
@@ -399,7 +335,7 @@ def _add(
     ids, problem = _ids_of(row)
     if problem:
         return problem
-    text, query_id, user = _text(row.get("query")), ids["query_id"], ids["user"]
+    text, query_id, user = text_of(row.get("query")), ids["query_id"], ids["user"]
     time = None
     if queries is not None:
         held = store.execute(
@@ -461,7 +397,7 @@ def _document_of(
         if known is None:
             return "its document_id is not in the corpus"
         return Document(document_id, "", "")
-    title, text = _text(row.get("title")), _text(row.get("document"))
+    title, text = text_of(row.get("title")), text_of(row.get("document"))
     if not f"{title}{text}".strip() or text_problem("document", title + text):
         return "it has no document"
     document_id = document_id or "d" + _hash(title, text)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import hashlib
 import re
+import unicodedata
+import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from tfdpsq.validation import shown
 
 # In some languages a whole query has no white space, so that is not looked for.
 _NEARLY_A_NUMBER = re.compile(r"[-+0-9.,e]{1,20}|[-+]?(nan|inf|infinity)", re.I)
 _LIKE_AN_ID = re.compile(r"[!-~]{1,40}")
+# Below it, a float has the digits of the whole number that it was made from.
+_LARGEST = 2**53
+_WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
+# A number that may have been rounded: what pandas, Spark, Excel and databases write for
+# a large one. Users are the unit of privacy: of them, anything with an exponent, though
+# it may be a text of hexadecimal digits.
+_ROUNDED = re.compile(r"[+-]?\d(\.\d+e[+-]?|e\+)\d+", re.ASCII | re.IGNORECASE)
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)e[+-]?\d+", re.ASCII | re.IGNORECASE)
+# What pandas, NumPy and databases write for a value that is missing.
+_MISSING = frozenset("nan NaN NaT None <NA> NULL null".split()) | {"\\N"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,3 +118,61 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
     if identifier and "\0" in value:
         return f"{field} is {shown(value)}; ids hold no NUL character"
     return None
+
+
+def text_of(value: Any) -> str:
+    """Returns a value as text; neither `None` nor NaN is text."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, str):
+        return value
+    return str(value)
+
+
+def id_of(value: Any, of_user: bool = False) -> str:
+    """Returns one text for all numbers of one value; "" where there is no id.
+
+    pandas makes floats of whole numbers next to a missing one, and of one person in two
+    files it would make two. Of a user, blanks at the ends and the way that an accent is
+    encoded make no other person either; and those whose name is missing ("nan", "NULL")
+    are nobody, not one person with the queries of many.
+
+    Raises:
+      ValueError: the value is neither text nor a whole number with all of its digits.
+    """
+    if isinstance(value, bytes):  # strictly: else two ids could be one
+        value = value.decode("utf-8")
+    text = text_of(value)
+    if not text or isinstance(value, (str, uuid.UUID)):
+        if of_user:
+            text = unicodedata.normalize("NFC", text.strip())
+            text = "" if text in _MISSING else text
+        return _one_spelling(text, of_user)
+    if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
+        raise ValueError
+    if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
+        raise ValueError
+    return str(int(value))
+
+
+def _one_spelling(text: str, of_user: bool) -> str:
+    """Returns an id as one text for the spellings of a whole number.
+
+    | text                        | id                                               |
+    |-----------------------------|--------------------------------------------------|
+    | "7", "7.0", "7.00", "7."    | "7"                                              |
+    | "+7", "-0"                  | "7", "0"                                         |
+    | "007", "007.0"              | "007": leading zeros are of an id of its own     |
+    | "1.2345678901234568e+18"    | refused: other digits may have been rounded off  |
+    | "9007199254740993.0"        | refused from 2^53 on, for the same reason        |
+    | "7.5", "1,5", anything else | itself                                           |
+    """
+    if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):
+        raise ValueError
+    whole = _WHOLE.fullmatch(text)
+    if whole is None:
+        return text
+    sign, digits, fraction = whole.groups()
+    if fraction and int(digits) >= _LARGEST:
+        raise ValueError
+    return f"-{digits}" if sign == "-" and digits.strip("0") else digits

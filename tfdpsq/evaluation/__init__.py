@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         draw_samples,
         share_in_draws,
     )
-    from tfdpsq.evaluation.overlap.word_stream import NORMALISATION
+    from tfdpsq.evaluation.overlap.word_stream import OVERLAP_NORMALIZATION
     from tfdpsq.evaluation.ranking.bm25 import BM25, Postings, bm25_streamed
     from tfdpsq.evaluation.ranking.comparisons import (
         Comparison,
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     )
     from tfdpsq.evaluation.text.ngrams import NgramModel
     from tfdpsq.evaluation.text.normalization import (
-        NORMALIZATION,
+        TEXT_NORMALIZATION,
         WORDS,
         normalized,
         words_of,
@@ -114,8 +114,8 @@ else:
 
 __all__ = [
     "BM25",
-    "NORMALISATION",
-    "NORMALIZATION",
+    "OVERLAP_NORMALIZATION",
+    "TEXT_NORMALIZATION",
     "WORDS",
     "Bleu",
     "Closeness",

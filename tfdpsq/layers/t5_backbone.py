@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
-from keras_nlp.src.layers.modeling.reversible_embedding import ReversibleEmbedding
 from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
 from keras_nlp.src.utils.keras_utils import gelu_approximate
 
@@ -18,7 +17,7 @@ from tfdpsq import validation
 from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
-from tfdpsq.layers.t5_layers import T5TransformerLayer
+from tfdpsq.layers.t5_layers import T5TransformerLayer, TokenEmbedding
 from tfdpsq.layers.tracing import without_autograph
 
 _DTYPES = (None, "float32", "float64", "mixed_bfloat16")
@@ -213,8 +212,8 @@ def _inputs(name: str) -> tuple[tf.Tensor, tf.Tensor]:
     )
 
 
-def _embedding(config: T5Config, dtype: str | None, tied: bool) -> ReversibleEmbedding:
-    embedding = ReversibleEmbedding(
+def _embedding(config: T5Config, dtype: str | None, tied: bool) -> TokenEmbedding:
+    embedding = TokenEmbedding(
         config.vocabulary_size,
         config.hidden_dim,
         tie_weights=tied,

@@ -1,10 +1,11 @@
 """The layers of T5: keras-nlp's weights, with float32 where bfloat16 would hurt.
 
-`T5MultiHeadAttention` and `T5TransformerLayer` are keras-nlp's: same weights, same
-names, same mathematics (Raffel et al. 2020, section 2.1). They add what larger models
-need:
+`T5MultiHeadAttention`, `T5TransformerLayer` and `TokenEmbedding` are keras-nlp's: same
+weights, same names, same mathematics (Raffel et al. 2020, section 2.1). They add what
+larger models need:
 
-- under `mixed_bfloat16`, softmax and norms are computed in float32;
+- under `mixed_bfloat16`, softmax, norms and logits are computed in float32, of the
+  position bias and the head as they are, not rounded;
 - a layer can be rematerialised (see `tfdpsq.rematerialization`).
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from keras_nlp.src.layers.modeling import reversible_embedding
 from keras_nlp.src.models.t5 import t5_multi_head_attention as keras_nlp_attention
 from keras_nlp.src.models.t5 import t5_transformer_layer as keras_nlp_layer
 from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
@@ -32,8 +34,31 @@ _MASKED = -1e9
 _DROPOUTS = 6
 
 
+class _ExactWeights(tf.keras.layers.Layer):
+    """A layer that reads its own weights, not those of layers in it, unrounded.
+
+    Under mixed precision Keras rounds a weight wherever its layer reads it, which no
+    cast back to float32 undoes.
+    """
+
+    def add_weight(self, *args: Any, **options: Any) -> tf.Variable:
+        """See `tf.keras.layers.Layer.add_weight`."""
+        return super().add_weight(*args, **{"experimental_autocast": False, **options})
+
+
 @tf.keras.utils.register_keras_serializable("tfdpsq")
-class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
+class TokenEmbedding(_ExactWeights, reversible_embedding.ReversibleEmbedding):
+    """Token ids to vectors, and hidden states to logits, by a head of its own or not.
+
+    Example:
+      >>> layer = TokenEmbedding(100, 16, tie_weights=False)
+      >>> layer(layer(tf.zeros([2, 5], tf.int32)), reverse=True).shape
+      TensorShape([2, 5, 100])
+    """
+
+
+@tf.keras.utils.register_keras_serializable("tfdpsq")
+class T5MultiHeadAttention(_ExactWeights, keras_nlp_attention.T5MultiHeadAttention):
     """Multi-head attention with T5's relative position bias; no 1/√d anywhere."""
 
     def call(

@@ -68,6 +68,7 @@ import dp_accounting
 import numpy as np
 
 from tfdpsq import validation
+from tfdpsq.privacy.spec import ACCOUNTANTS
 
 # Share of δ that truncating the batch may cost.
 _TRUNCATION_SHARE = 1e-3
@@ -79,7 +80,6 @@ _ORDERS = (
     *range(11, 64),
     *(math.ceil(64 * 1.05**i) for i in range(58)),
 )
-ACCOUNTANTS = ("pld", "rdp")
 # Where the search for σ begins: cheap relatives of the accountants, whose σ is some
 # thousandth off and some ten percent off.
 _FIRST = ("first_pld", "first_rdp")
@@ -149,9 +149,10 @@ def pld_interval(noise_multiplier: float) -> float:
 
 
 def pld_rounding(releases: int) -> float:
-    """A bound on the rounding errors of PLD in δ, for so many releases composed.
+    """An allowance for the rounding errors of PLD in δ, for so many releases composed.
 
-    They can have either sign, so ε may be understated by PLD where δ is of their size.
+    It is about three times the largest that was measured (see `_ROUNDING`). They can
+    have either sign, so ε may be understated by PLD where δ is of their size.
     """
     return _ROUNDING * releases
 

@@ -61,7 +61,7 @@ class PrivacyPlan:
         """Rows that one of the spec's `clip_groups` can hold.
 
         Two deviations above the λ = B/G rows that are expected. Rows beyond it are left
-        out of the step: of λ = 1, 2.3 % of the rows, of λ = 2, 1.1 %, of more, fewer.
+        out of the step: of λ = 1, 2.3 % of the rows, of λ above 2, at most 1.4 %.
         """
         expected = self.spec.batch_size / (self.spec.clip_groups or 1)
         capacity = math.ceil(expected + 2 * math.sqrt(expected))

@@ -39,7 +39,8 @@ class PrivacySpec:
       batch_size: expected number of units in one logical step, B.
       steps: logical steps that the budget must cover.
       delta: target δ; `None` takes 1/(2n) (Carranza et al. 2024, section 5).
-      unit: what a neighbouring data set adds or removes one of: "query", which owns
+      unit: what neighbouring data sets differ in one of (added or removed, or with
+        shuffled batches replaced by nothing): "query", which owns
         exactly one row; "pair", a row by itself, of which a query may have several;
         or "user", who owns any number of rows.
       sampler: how logical batches are drawn, "poisson" or "shuffled"; accounting

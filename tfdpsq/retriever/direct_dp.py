@@ -83,8 +83,8 @@ def microbatch_sensitivity_multiplier() -> int:
     Every pair drawn is dealt to one of G groups by a throw of its own; the softmax
     is that of the group, and what is clipped is the gradient h_g of the group's
     summed losses. Let S + x be S and one pair more, dealt to group g. The other
-    groups hold the same pairs as before (`privacy.sampling.DealtSampler` shows that
-    dealing leaves them alone), and their losses read nothing else. So
+    groups hold the same pairs as before (that dealing leaves them alone is shown by
+    `privacy.randomness.sampling.DealtSampler`), and their losses read nothing else. So
 
       ‖Σ_g clip(h_g(S + x)) − Σ_g clip(h_g(S))‖ = ‖clip(h_g(S + x)) − clip(h_g(S))‖
                                                 ≤ 2C,

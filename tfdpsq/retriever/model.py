@@ -440,6 +440,7 @@ def _tower(config: RetrieverConfig, name: str, dtype: str | None) -> tf.keras.Mo
         # If it is as wide as the encoder, it starts as a rotation, which keeps every
         # cosine and so the value of a pretrained encoder.
         kernel_initializer="orthogonal",
+        dtype=tf.keras.mixed_precision.global_policy().variable_dtype,
         name="projection",
     )(pooled)
     return tf.keras.Model(inputs, projected, name=name)

@@ -182,7 +182,11 @@ class DocumentIndex:
         self.size += len(names)
 
     def ids(self) -> Iterator[str]:
-        """All ids, in the order of the embeddings."""
+        """All ids, in the order of the embeddings.
+
+        Raises:
+          DataError: a file of ids cannot be read.
+        """
         for shard in self._shards:
             path = self.directory / f"{shard['name']}.jsonl"
             count = 0

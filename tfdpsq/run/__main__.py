@@ -13,7 +13,7 @@ from tfdpsq.run.core import streams
 
 _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALUE ...]
 
-`tfdpsq STAGE --help` shows a stage's flags. Stages:
+`tfdpsq STAGE --help` shows a stage's flags and settings. Stages:
 
 """
 

@@ -10,15 +10,18 @@ given, that set as well, as its receivers would. Writes `audit.json`:
     canaries    ranks, exposure, and the share of secrets found in generated queries
     one_run     a lower bound on ε at δ, from the canaries inserted by coins
     membership  how well attacks tell training queries from held-out ones
-    unit        the unit of the audited guarantee: "query" or "user"
+    unit        the unit of the audited guarantee: "query", "pair" or "user"
+    adjacency   its neighbouring data, in words
 
-A guarantee for one query counts a secret in r queries as r units: if ε holds for one of
-them, r·ε holds for the secret, which soon promises nothing. A guarantee for one user
-counts it as one unit for any r, because all queries of a canary belong to one user.
+A guarantee for one query counts a secret in r queries as r units: it has r·ε only at a
+δ of up to r·e^((r-1)ε) times as much, which soon promises nothing. A guarantee for one
+user counts it as one unit for any r: all queries of a canary belong to one user.
 
 The first two show what was learnt of examples made to be remembered, the third of real
-queries. None of them proves that a guarantee holds; `one_run` can refute one. All are
-computed from private queries, recorded as reads, and belong under `private/`.
+queries. None of them proves that a guarantee holds; `one_run` can refute one, but not
+one of shuffled batches: that is for a unit which is replaced by nothing, and canaries
+that a coin kept out have no place. All are computed from private queries, recorded as
+reads, and belong under `private/`.
 """
 
 from __future__ import annotations
@@ -223,6 +226,7 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
         "epsilon_certified": guarantee["epsilon"],
         "delta": delta,
         "unit": guarantee["unit"],
+        "adjacency": guarantee.get("adjacency"),
         "confidence": config.confidence,
         "canaries": _canaries(subject, [c for c in made if not c.coin], guarantee),
         "one_run": _one_run(subject, [c for c in made if c.coin], delta),
@@ -242,7 +246,8 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
             "least_mean_rank": "that even pure DP of units * epsilon would promise, so "
             "no promise of the certificate is higher: evaluation.least_mean_rank",
             "epsilon_pure": "lower bound on the epsilon of pure DP for one unit, from "
-            f"secrets that rank {config.top} or better: evaluation.pure_epsilon_bound",
+            f"secrets that rank {config.top} or better: evaluation.pure_epsilon_bound; "
+            "the entries share 1 - confidence among them",
             "one_run": "lower bound on epsilon at delta: evaluation.audit_one_run; "
             "the attacks share 1 - confidence among them. auc: how well the scores "
             "tell canaries put in from those left out, with its interval",
@@ -278,40 +283,45 @@ def _canaries(
     in_set = evaluation.leaked_secrets(secrets, texts).found
     found = []
     epsilon = float(guarantee["epsilon"])
-    for repetitions in sorted({canary.repetitions for canary in ranked}):
+    forms = {canary.form for canary in ranked}
+    groups = [
+        (repetitions, form)
+        for repetitions in sorted({canary.repetitions for canary in ranked})
+        for form in (*(f for f in canary_set.FORMS if f in forms), "all")
+    ]
+    confidence = 1 - (1 - config.confidence) / len(groups)
+    for repetitions, form in groups:
         units = 1 if guarantee["unit"] == "user" else repetitions
-        forms = [f for f in canary_set.FORMS if any(c.form == f for c in ranked)]
-        for form in (*forms, "all"):
-            rows = [
-                row
-                for row, canary in enumerate(ranked)
-                if canary.repetitions == repetitions and form in (canary.form, "all")
-            ]
-            test = evaluation.rank_test(ranks[rows], candidates)
-            found.append(
-                {
-                    "form": form,
-                    "repetitions": repetitions,
-                    "units": units,
-                    "ranks": ranks[rows].tolist(),
-                    "candidates": candidates,
-                    "mean_rank": test.mean_rank,
-                    "chance": test.chance,
-                    "least_mean_rank": evaluation.least_mean_rank(
-                        units * epsilon, candidates
-                    ),
-                    "p_value": test.p_value,
-                    "exposure": bits[rows].tolist(),
-                    "exposure_extrapolated": beyond[rows].tolist(),
-                    "leaked": float(np.mean([leaked[row] for row in rows])),
-                    "leaked_in_set": float(np.mean([in_set[row] for row in rows]))
-                    if subject.queries is not None
-                    else None,
-                    "epsilon_pure": evaluation.pure_epsilon_bound(
-                        ranks[rows], candidates, units, config.top, config.confidence
-                    ),
-                }
-            )
+        rows = [
+            row
+            for row, canary in enumerate(ranked)
+            if canary.repetitions == repetitions and form in (canary.form, "all")
+        ]
+        test = evaluation.rank_test(ranks[rows], candidates)
+        found.append(
+            {
+                "form": form,
+                "repetitions": repetitions,
+                "units": units,
+                "ranks": ranks[rows].tolist(),
+                "candidates": candidates,
+                "mean_rank": test.mean_rank,
+                "chance": test.chance,
+                "least_mean_rank": evaluation.least_mean_rank(
+                    units * epsilon, candidates
+                ),
+                "p_value": test.p_value,
+                "exposure": bits[rows].tolist(),
+                "exposure_extrapolated": beyond[rows].tolist(),
+                "leaked": float(np.mean([leaked[row] for row in rows])),
+                "leaked_in_set": float(np.mean([in_set[row] for row in rows]))
+                if subject.queries is not None
+                else None,
+                "epsilon_pure": evaluation.pure_epsilon_bound(
+                    ranks[rows], candidates, units, config.top, confidence
+                ),
+            }
+        )
     return found
 
 

@@ -6,7 +6,7 @@
 Every certificate below the directories is verified, and the runs behind them are
 composed by PLD over their executed steps, each run once, for each privacy unit. That
 holds for runs whose settings were fixed without looking at earlier releases; for others
-the sum of their epsilon does, which is printed too. `privacy.proof.budget` says why.
+the sum of their epsilon does, which is printed too (see `privacy.proof.composition`).
 Everything finished below a directory called `release` is counted. Elsewhere, what is in
 directories called `private` was not released and is not; give one itself to count it.
 A link below `release` that leads to something private is named, as nothing covers it;

@@ -28,11 +28,11 @@ without the pair, nothing is trained on that document. It does not cover what is
 Each is repeated in several queries. Further canaries of the form random_document are
 inserted once or not at all, by a fair coin each, for a lower bound on ε.
 
-A guarantee for one query covers each of these queries separately, so a secret in r of
-them is r times as exposed. A guarantee for one **user** covers the secret: all queries
-of a canary belong to one user, who has no other query. All other queries keep their
-users; in data without users, each query has its own. The output therefore suits
-`finetune --config.unit=user` whatever it was made from.
+A guarantee for one query covers each of these queries separately: a secret in r of them
+is r units, and its guarantee weakens by more than r times (see `audit`). One for a
+**user** covers the secret: all queries of a canary belong to one user, who has no other
+query. All other queries keep their users; in data without users, each has its own.
+The output therefore suits `finetune --config.unit=user` whatever it was made from.
 
 Models trained on canaries, and their outputs, are for auditing only: everything here
 stays under `private/`.

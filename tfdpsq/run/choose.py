@@ -4,14 +4,14 @@
 
 The paper's way to its hyperparameters (Carranza et al. 2024, table 1), with its cost.
 Every point of the grid is a run of `finetune` on the same pairs, and ε counts them all
-(see `privacy.selection`). Each generator then writes a query for every document that
-has a held-out one, and one generator is chosen:
+(see `privacy.proof.selection`). Each generator then writes a query for every document
+that has a held-out one, and one generator is chosen:
 
 - `choice = "declared"`: by the highest corpus BLEU. The held-out queries are read
   without noise, which no ε covers; the certificate lists this read.
-- `choice = "accounted"`: by the exponential mechanism (`privacy.choice`) over the sums
-  of sentence BLEU, a number in [0, 1] per held-out query. With `strict`, which shows no
-  losses, nothing is left to declare.
+- `choice = "accounted"`: by the exponential mechanism (`privacy.proof.choice`) over the
+  sums of sentence BLEU, a number in [0, 1] per held-out query. With `strict`, which
+  shows no losses, nothing is left to declare.
 
 The cost of the draw is as derived there because a held-out query adds its own score and
 changes no other. The query it is compared with is written by a generator that never saw

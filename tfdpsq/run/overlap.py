@@ -291,7 +291,7 @@ def _make(
     found: dict[str, Any] = {
         "split": config.split,
         "rules": RULES,
-        "normalisation": evaluation.NORMALISATION,
+        "normalisation": evaluation.OVERLAP_NORMALIZATION,
         "n": config.n,
         "near_threshold": config.near,
         "corpus": {

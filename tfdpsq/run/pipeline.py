@@ -66,6 +66,7 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
+from tfdpsq.run.training import training_settings
 
 import_log = importlib.import_module("tfdpsq.run.import")  # a word of Python's
 # In names of rows.
@@ -86,7 +87,9 @@ SETTINGS: settings.Declaration = {
     "adapter_epsilons": settings.Several((), _EPSILON),
     # Of the counts that documents get synthetic queries by; 0 takes every document.
     # Generators have their epsilons with it.
-    "histogram_epsilon": settings.Number(0.0, 0, 300.0, infinite=False),
+    "histogram_epsilon": settings.Number(
+        0.0, 0, training_settings.MOST_EPSILON, infinite=False
+    ),
     # Whether generators, and the public T5, also reorder BM25's best documents.
     "rerank": settings.Flag(True),
     # Whether the weight of their likelihoods is fitted, for the public T5, on sentences

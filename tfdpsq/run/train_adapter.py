@@ -34,6 +34,7 @@ import tensorflow as tf
 
 from tfdpsq import layers, privacy, validation
 from tfdpsq.data import Pair, RowStore
+from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
@@ -195,6 +196,7 @@ def _make(
         "encoder": given[0].encoder,
         "encoder_is_public": "by its record" if given[0].stage else "declared",
         "trained_parameters": int(matrix.size),
+        "weights": digest_of_weights(model.weights),
         "hard_negatives": mined,
         **outcome.recorded(),
     }

@@ -2,6 +2,50 @@
 
 MUTATIONS = (
     {
+        "name": "adapters_certificate_without_the_weights",
+        "kind": "composition",
+        "file": "tfdpsq/run/train_adapter.py",
+        "old": '"weights": digest_of_weights(model.weights),',
+        "new": '"weights": "",',
+        "tests": (
+            "tests/run/test_train_adapter.py::"
+            "test_learns_the_rotation_and_is_searched_by_the_command",
+        ),
+        "why": "two adapters from a copied directory count as one run",
+    },
+    {
+        "name": "users_by_their_spelling",
+        "kind": "sampling",
+        "file": "tfdpsq/data/beir_lines.py",
+        "old": "found.add(id_of(value, of_user=True))",
+        "new": "found.add(str(value))",
+        "tests": ("tests/data/test_beir.py::test_spellings_of_a_user_are_one_person",),
+        "why": "a person with two spellings is two units, and so has twice the epsilon",
+    },
+    {
+        "name": "persons_without_a_name_are_one_user",
+        "kind": "sampling",
+        "file": "tfdpsq/data/texts.py",
+        "old": 'text = "" if text in _MISSING else text',
+        "new": "pass",
+        "tests": (
+            "tests/data/test_beir.py::test_a_query_that_is_nobodys_or_twos_is_named",
+        ),
+        "why": "one of them more moves what is clipped together by twice the clip norm",
+    },
+    {
+        "name": "a_certified_epsilon_is_rounded_down",
+        "kind": "release",
+        "file": "tfdpsq/run/reporting/wording.py",
+        "old": "decimal.ROUND_CEILING",
+        "new": "decimal.ROUND_HALF_EVEN",
+        "tests": (
+            "tests/run/test_report_evidence.py::"
+            "test_bounds_are_rounded_to_the_side_on_which_they_hold",
+        ),
+        "why": "card and report promise a smaller epsilon than the certificate",
+    },
+    {
         "name": "certificate_without_the_weights",
         "kind": "composition",
         "file": "tfdpsq/privacy/model.py",
@@ -276,9 +320,9 @@ MUTATIONS = (
     {
         "name": "import_replaces_what_is_no_text_in_an_id",
         "kind": "sampling",
-        "file": "tfdpsq/data/importing.py",
+        "file": "tfdpsq/data/texts.py",
         "old": '        value = value.decode("utf-8")\n',
-        "new": "        value = _text(value)\n",
+        "new": "        value = text_of(value)\n",
         "tests": ("tests/run/test_import_ids.py::test_ids_in_bytes_are_texts_or_none",),
         "why": "a query more drops another one, whose id has the same replacement",
     },

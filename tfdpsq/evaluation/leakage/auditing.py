@@ -8,7 +8,10 @@ was released, and the guesses that the scores allow are counted.
 **What a bound at confidence c means**: a mechanism that is (ε, δ)-DP yields a bound
 above ε with probability at most 1 - c, over its own noise and the coins. A bound
 above the certified ε thus refutes the certificate: something in sampling, clipping,
-noise or accounting is not as stated.
+noise or accounting is not as stated. What is left out must be so as the certificate's
+neighbours are: where those replace a unit by nothing (shuffled batches), by a row of
+weight 0 in its place. Left out of the data, its place goes to another unit, which can
+move the sum by twice as much, and a bound above ε refutes nothing.
 
 **What it does not mean.** A bound below the certified ε confirms nothing: the attack
 may be weak, and even the best attack leaves slack (on the Gaussian mechanism the

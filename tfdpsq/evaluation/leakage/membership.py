@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.optimize
 import scipy.stats
 
 from tfdpsq.evaluation.leakage.auditing import finite_scores
@@ -51,10 +52,13 @@ def attack_membership(
 ) -> MembershipAttack:
     """Measures an attack by its scores.
 
-    The AUC's interval is DeLong's (1988), from the variances of the two samples'
-    placements. A false-positive rate of a takes the threshold exceeded by at most
-    floor(a·[others]) non-members; the interval of members found is Clopper and
-    Pearson's, for that threshold. Where a·[others] < 1 no false alarm is allowed.
+    The AUC's interval is Newcombe's fifth (2006): all true values from which the one
+    found is at most a normal quantile away, in deviations as Hanley and McNeil (1982)
+    have them for exponential scores of that value. So scores that separate a few
+    examples wholly are not taken for certain. A false-positive rate of a takes the
+    threshold exceeded by at most floor(a·[others]) non-members; the interval of members
+    found is Clopper and Pearson's, for that threshold. Where a·[others] < 1 no false
+    alarm is allowed.
 
     Args:
       members: [m] float, scores of training examples; higher means "member".
@@ -76,11 +80,8 @@ def attack_membership(
             f"there are {len(members)} members and {len(others)} others; an interval "
             "takes at least 2 of each."
         )
-    below = _placements(members, others)
-    above = 1 - _placements(others, members)
-    auc = float(below.mean())
-    spread = np.sqrt(below.var(ddof=1) / len(below) + above.var(ddof=1) / len(above))
-    reach = scipy.stats.norm.ppf((1 + confidence) / 2) * float(spread)
+    auc = float(_placements(members, others).mean())
+    low, high = _auc_interval(auc, len(members), len(others), confidence)
     falling = np.sort(others)[::-1]
     rates = {}
     for rate in false_positive_rates:
@@ -89,11 +90,30 @@ def attack_membership(
         threshold = falling[int(rate * len(others) + 1e-9)]
         rates[rate] = _share(int((members > threshold).sum()), len(members), confidence)
     return MembershipAttack(
-        Interval(auc, max(0.0, auc - reach), min(1.0, auc + reach), confidence),
+        Interval(auc, low, high, confidence),
         rates,
         len(members),
         len(others),
     )
+
+
+def _auc_interval(
+    auc: float, members: int, others: int, confidence: float
+) -> tuple[float, float]:
+    quantile = float(scipy.stats.norm.ppf((1 + confidence) / 2))
+    pairs = (members + others) / 2 - 1
+
+    def lowest(found: float) -> float:
+        def outside(x: float) -> float:
+            spread = 1 + pairs * ((1 - x) / (2 - x) + x / (1 + x))
+            variance = x * (1 - x) * spread / (members * others)
+            return (found - x) ** 2 - quantile**2 * variance
+
+        # Short of 1, which is a root itself.
+        end = found * (1 - 1e-12)
+        return float(scipy.optimize.brentq(outside, 0.0, end)) if found else 0.0
+
+    return lowest(auc), 1 - lowest(1 - auc)
 
 
 def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Audit of one target by many runs: with it, without it, and how well they differ.
 
-What the bounds mean and do not mean: `auditing`. Against one target in the worst
-case this is the sharper audit, and the dearer one, as every run gives one score.
+What the bounds mean and do not mean, and what "without" is: `auditing`. Against one
+target in the worst case this is the sharper audit, and the dearer one, as every run
+gives one score.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A model that read a document, or even a query, before any private training may give it
 back without having learned it from the private data; what it gives back then says less
 about either. The paper (§5.2.3) counts exact matches in samples of 10,000 queries and
-of 10,000 documents against C4. Here, for each text, on words (`NORMALISATION`):
+of 10,000 documents against C4. Here, for each text, on words (`OVERLAP_NORMALIZATION`):
 
 | | |
 |---|---|

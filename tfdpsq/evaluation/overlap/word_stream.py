@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NORMALISATION = (
+OVERLAP_NORMALIZATION = (
     "each character by itself: NFKD and case folded; accents (U+0300 to U+036F), the "
     "voicing marks of kana (U+3099, U+309A) and invisible characters (category Cf, "
     "but for the zero-width space) are dropped; letters, numbers and other marks make "

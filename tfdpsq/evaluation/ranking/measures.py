@@ -103,6 +103,9 @@ class RankingResult:
         """One metric per query, [queries] float64, in sorted order of query id.
 
         Two results over the same qrels are aligned, as `paired_bootstrap` needs.
+
+        Raises:
+          InputError: a metric that was not computed.
         """
         if metric not in self.means:
             raise InputError(

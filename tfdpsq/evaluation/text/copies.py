@@ -34,7 +34,7 @@ _CELLS = 1 << 23
 
 @dataclasses.dataclass(frozen=True)
 class ExactCopies:
-    """Texts that are equal to a private one, by `normalization.NORMALIZATION`.
+    """Texts that are equal to a private one, by `normalization.TEXT_NORMALIZATION`.
 
     Attributes:
       count: how many of the texts.

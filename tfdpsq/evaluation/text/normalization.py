@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import unicodedata
 
-NORMALIZATION = "NFKC, case folding, NFKC, runs of white space as one blank, trimmed"
+TEXT_NORMALIZATION = (
+    "NFKC, case folding, NFKC, runs of white space as one blank, trimmed"
+)
 WORDS = "normalised, then split into runs of letters, digits and underscores"
 
 _WORD = re.compile(r"\w+")
 
 
 def normalized(text: str) -> str:
-    """The text as `NORMALIZATION` says; NFKC twice, as folding may undo it."""
+    """The text as `TEXT_NORMALIZATION` says; NFKC twice, as folding may undo it."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 

@@ -71,9 +71,10 @@ def clipped_sum(
 
     The last two presume that forward and backward pass keep examples apart, as the
     bound on one example's influence does anyway. `check` looks for that in two losses,
-    along the gradients of what layers return; `privacy.train` also compares losses and
-    sums of real rows, which shows what no gradient does: inputs standardised over the
-    batch, or behind `stop_gradient`. Call one of them for a new model.
+    along the gradients of what layers return. `independence.check_independence` also
+    compares losses of real rows, which shows what no gradient does: inputs standardised
+    over the batch, or behind `stop_gradient`. `privacy.train` calls both; in a loop of
+    your own, call them before the first step.
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per

@@ -29,7 +29,8 @@ def reversible_embedding(
         return embedding(record, layer, inputs)
     weight = layer.embeddings if layer.tie_weights else layer.reverse_embeddings
     kernel = record.read(weight)
-    # Under mixed precision keras-nlp still multiplies in the weights' own dtype.
+    # Under mixed precision keras-nlp still multiplies in the weights' own dtype, though
+    # Keras has rounded a `reverse_embeddings` that is read.
     dtype = layer.reverse_dtype or layer.variable_dtype
     inputs, kernel = tf.cast(inputs, dtype), tf.cast(kernel, dtype)
     output = tf.matmul(inputs, kernel, transpose_b=layer.tie_weights)

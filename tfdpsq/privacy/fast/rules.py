@@ -104,4 +104,5 @@ _NAMED: dict[str, Rule] = {
     "tfdpsq.layers.folded.Folded": keras_rules.folded,
     "tfdpsq.layers.scale.Scale": keras_rules.scale,
     "tfdpsq.layers.t5_layers.T5MultiHeadAttention": keras_nlp_rules.t5_attention,
+    "tfdpsq.layers.t5_layers.TokenEmbedding": keras_nlp_rules.reversible_embedding,
 }

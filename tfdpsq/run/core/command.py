@@ -103,10 +103,25 @@ def main(
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
             preemption.finished()
 
+    if "--help" in sys.argv[1:]:
+        said = _help(module.__doc__ or "", declaration or {})
+        sys.exit(0 if streams.say(said) else 2)
     parse = functools.partial(
         _parse, sharded=sharded, has_default=declaration is not None
     )
     app.run(started, flags_parser=parse)
+
+
+def _help(about: str, declaration: settings.Declaration) -> str:
+    """Says what a stage does, its flags, and its settings with their defaults."""
+    own = [m for m in flags.FLAGS.flags_by_module_dict() if m.startswith("tfdpsq.")]
+    parts = [
+        about.strip(),
+        "Flags:\n" + "\n".join(flags.FLAGS.module_help(name) for name in own),
+        "Settings, with their defaults:\n\n"
+        + "\n".join(f"  --config.{line}" for line in settings.listed(declaration)),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _disable_core_dumps() -> None:

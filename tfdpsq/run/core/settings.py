@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -384,6 +385,23 @@ def all_names(
         if _is_mapping(declared):
             found += all_names(declared, f"{before}{name}.")
     return found
+
+
+def listed(declaration: Declaration, before: str = "") -> list[str]:
+    """Returns "NAME=DEFAULT" of every setting, as a shell takes it, and its choices."""
+    lines = []
+    for name, declared in declaration.items():
+        if not isinstance(declared, Setting):
+            lines += listed(declared, f"{before}{name}.")
+            continue
+        default = str(declared.default)
+        if shlex.quote(default) != default:  # which writes '"'"' for an apostrophe
+            default = f'"{default}"'
+        choices = ", ".join(filter(None, getattr(declared, "choices", ())))
+        lines.append(
+            f"{before}{name}={default}" + (f"  ({choices})" if choices else "")
+        )
+    return lines
 
 
 def _defaults(declaration: Declaration) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq.privacy.proof.certificate import parents_of
-from tfdpsq.run.reporting.wording import epsilon_text, number_text
+from tfdpsq.run.reporting.wording import epsilon_text, most_text, number_text
 
 _MISSING = "not stated"
 # What a guarantee is of, and of what it is not, for each unit.
@@ -97,8 +97,8 @@ def _composition(private: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Releasing what came of all {len(private)} protected runs above, where they "
         f"used the same queries, protects each {unit} only at the sum: "
-        f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}. `tfdpsq budget` verifies the "
-        "certificates, and gives a smaller total where the settings of all runs were "
+        f"ε = {epsilon_text(epsilon)}, δ = {most_text(delta)}. `tfdpsq budget` "
+        "verifies the certificates, and gives a smaller total where all settings were "
         "fixed beforehand."
     )
 
@@ -110,7 +110,7 @@ def _promise(certificate: Mapping[str, Any]) -> str:
             "trained. Do not release it."
         )
     epsilon, delta = _epsilon(certificate), _at(certificate, "guarantee.delta")
-    factor = math.exp(min(epsilon, 700.0))
+    factor = float(most_text(math.exp(min(epsilon, 700.0)), 4))
     unit = _at(certificate, "guarantee.unit")
     # Of the weights that training started from as well.
     chain = (certificate, *parents_of(certificate))
@@ -126,7 +126,7 @@ def _promise(certificate: Mapping[str, Any]) -> str:
         f"{change}, nobody could tell from the result but within "
         f"these limits: no outcome is more than e^ε = {factor:,.4g} times as likely "
         f"with it as without it, or the reverse (ε = {epsilon_text(epsilon)}), except "
-        f"for a probability of δ = {number_text(delta)}. Smaller is safer."
+        f"for a probability of δ = {most_text(delta)}. Smaller is safer."
     )
 
 
@@ -138,7 +138,7 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "What is protected": at("guarantee.unit_in_words"),
         "Neighbouring data": at("guarantee.adjacency"),
         "ε and δ": f"ε = {_epsilon_at(certificate, 'guarantee.epsilon')}, "
-        f"δ = {at('guarantee.delta')}; the target "
+        f"δ = {_most_at(certificate, 'guarantee.delta')}; the target "
         f"{'of the last run ' if 'continuation' in certificate else ''}was ε = "
         f"{_epsilon_at(certificate, 'accounting.target_epsilon')}",
         "ε by two accountants": "PLD "
@@ -229,6 +229,11 @@ def _epsilon(certificate: Mapping[str, Any]) -> float:
 def _epsilon_at(certificate: Mapping[str, Any], key: str) -> str:
     value = _at(certificate, key)
     return _MISSING if value == _MISSING else epsilon_text(value)
+
+
+def _most_at(certificate: Mapping[str, Any], key: str) -> str:
+    value = _at(certificate, key)
+    return most_text(value, 4) if isinstance(value, float) else number_text(value)
 
 
 def _at(certificate: Mapping[str, Any], key: str) -> Any:

@@ -110,10 +110,11 @@ def _protection(manifest: Mapping[str, Any]) -> list[str]:
             said = "**Not for release**: private queries had a part in this set, and no"
             said += " certificate covers it."
         elif made_by_reading:
-            said = "No private query's text had a part in this set, and no ε covers it."
+            said = "No private query's text is known to have had a part in this set, "
+            said += "and no ε covers it. Weights without a certificate count as public."
         else:
-            said = "No private query had a part in this set: there is nothing to "
-            said += "protect."
+            said = "No private query is known to have had a part in this set. Weights "
+            said += "without a certificate count as public."
         reads = "; ".join(made_by_reading)
         return [said, *([_listed([f"{_READS}: {reads}"])] if reads else [])]
     card = certificates_in_words.in_words([{"name": "", "certificate": certificate}])

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq.run.reporting import plots
-from tfdpsq.run.reporting.wording import MISSING, epsilon_text, number_text
+from tfdpsq.run.reporting.wording import (
+    MISSING,
+    epsilon_text,
+    least_text,
+    number_text,
+)
 
 _ATTACKS = {
     "generator": "the generator's likelihoods",
@@ -70,7 +75,8 @@ def _in_short(name: str, found: _Audit) -> str:
             )
     if found["one_run"]:
         said.append(
-            f"the strongest attack shows that ε is at least {_strongest(found):.2f} "
+            f"the strongest attack shows that ε is at least "
+            f"{least_text(_strongest(found), 2)} "
             f"(certified: {epsilon_text(found['epsilon_certified'])})"
         )
     if found["membership"]:
@@ -107,13 +113,19 @@ def _verdicts(name: str, found: _Audit) -> list[str]:
         certified, strongest = float(found["epsilon_certified"]), _strongest(found)
         if math.isinf(certified):
             verdict = "with nothing certified"
+        elif strongest > certified and "zero-out" in str(found.get("adjacency")):
+            verdict = (
+                f"above the certified {epsilon_text(certified)}, which it does not "
+                "refute: that is for queries replaced by nothing, not left out as here"
+            )
         elif strongest > certified:
             verdict = "which refutes the certificate: do not release anything"
         else:
             verdict = f"below the certified {epsilon_text(certified)}, as it must be"
         sentences.append(
             f"{name}: the strongest attack shows that ε is at least "
-            f"{strongest:.2f} ({found['confidence']:.0%} confidence), {verdict}."
+            f"{least_text(strongest, 2)} ({found['confidence']:.0%} confidence), "
+            f"{verdict}."
         )
     return sentences
 
@@ -135,15 +147,16 @@ def _epsilon_of_a_secret(name: str, found: _Audit) -> list[str]:
         said = f"ε = {shown} is for one {found['unit']}"
         if most > 1:
             said += (
-                f". A secret in {most} queries is {most} of them: ε of the secret is "
-                f"{most} times as large, {most * certified:,.0f}, which is no promise "
-                "that it stays hidden. If people repeat themselves, protect users "
-                "instead of queries: finetune.unit = 'user'"
+                f". A secret in {most} queries is {most} of them: even at a far larger "
+                f"δ, ε of the secret is {most} times as large, "
+                f"{most * certified:,.0f}, which is no promise that it stays hidden. "
+                "If people repeat themselves, protect users instead of queries: "
+                "finetune.unit = 'user'"
             )
     least = min(entry["least_mean_rank"] for entry in entries)
     return [
         f"{name}: {said}. The ranks above are measured. From ε alone follows only that "
-        f"no attack makes their mean lower than {least:.2f}."
+        f"no attack makes their mean lower than {least_text(least, 2)}."
     ]
 
 
@@ -170,7 +183,7 @@ def _canaries(audits: Mapping[str, _Audit]) -> _Rows:
             MISSING
             if entry["leaked_in_set"] is None
             else f"{entry['leaked_in_set']:.0%}",
-            f"{entry['epsilon_pure']:.3f}",
+            least_text(entry["epsilon_pure"], 3),
         ]
         for name, found in audits.items()
         for entry in found["canaries"]
@@ -201,7 +214,7 @@ def _bounds(audits: Mapping[str, _Audit]) -> _Rows:
         [
             (name, f"attack by {_ATTACKS.get(attack, attack)}"),
             epsilon_text(found["epsilon_certified"]),
-            f"{bound['epsilon']:.3f}",
+            least_text(bound["epsilon"], 3),
             f"{bound['correct']} of {sum(bound['guesses'])}",
             f"{bound['canaries']:,}",
         ]

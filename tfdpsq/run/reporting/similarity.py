@@ -202,7 +202,7 @@ def measure(
             ),
             "rules": {
                 "words": evaluation.WORDS,
-                "equal_texts": evaluation.NORMALIZATION,
+                "equal_texts": evaluation.TEXT_NORMALIZATION,
                 "featurizer": _featurizer(own),
             },
         }

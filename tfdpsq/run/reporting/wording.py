@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 from typing import Any
@@ -79,11 +80,27 @@ def epsilon_symbol(epsilon: float) -> str:
 
 
 def epsilon_text(value: float | str | None) -> str:
-    """Returns a spent ε with three digits, ∞, or a dash where none was spent."""
+    """Returns a spent ε with three digits, ∞, or a dash where none was spent.
+
+    It is a promise, so it is rounded up.
+    """
     if value is None:
         return MISSING
     value = float(value)
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "∞" if math.isinf(value) else most_text(value)
+
+
+def most_text(value: float, digits: int = 3) -> str:
+    """Returns an upper bound with so many digits, rounded up."""
+    context = decimal.Context(digits, decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def least_text(value: float, places: int) -> str:
+    """Returns a lower bound with so many decimal places, rounded down."""
+    unit = decimal.Decimal(1).scaleb(-places)
+    exact = decimal.Decimal(repr(float(value)))
+    return str(exact.quantize(unit, decimal.ROUND_FLOOR))
 
 
 def number_text(value: Any) -> str:
