@@ -176,9 +176,6 @@ class Job:
         "_low", "_high" and "_p_value", the difference in NDCG@10 to public-only, paired
         by query; "epsilon" of the certificate, 0 where no private query was used, NaN
         for a system that this job did not make.
-
-        Raises:
-          DataError: `metrics.json` lists no systems.
         """
         path = self.path("evaluation") / "metrics.json"
         metrics = self._json(path)
@@ -203,11 +200,7 @@ class Job:
 
     @functools.cached_property
     def runs(self) -> pd.DataFrame:
-        """Retrieved documents: "system", "query", "document", "rank", "score".
-
-        Raises:
-          InputError: the evaluation holds no run.
-        """
+        """Retrieved documents: "system", "query", "document", "rank", "score"."""
         folder = self.path("evaluation") / "runs"
         parts = []
         for path in sorted(folder.glob("*.trec")):
@@ -358,11 +351,7 @@ class Job:
     # -- Figures ----------------------------------------------------------------------
 
     def plot_rows(self, measure: str = "ndcg@10") -> plt.Figure:
-        """Draws a measure of every system with its interval; dotted: public-only.
-
-        Raises:
-          InputError: the rows have no such measure.
-        """
+        """Draws a measure of every system with its interval; dotted: public-only."""
         rows = self.rows.iloc[::-1]
         if measure not in rows or f"{measure}_low" not in rows:
             raise InputError(
@@ -387,9 +376,6 @@ class Job:
 
         Args:
           *runs: names of runs; none draws all.
-
-        Raises:
-          InputError: a run has no log, or its log neither losses nor an epsilon.
         """
         curves = self.curves
         names = list(runs) or list(curves.run.unique() if len(curves) else [])

@@ -209,7 +209,7 @@ SETTINGS = {
     "rerank": [
         ("depth=1", "depth is 1; it must be an integer of at least 2"),
         ("weight=nan", "weight is nan; it must lie in (0, 1]"),
-        ("query_length=0", "query_length is 0; it must be an integer of at least 1"),
+        ("query_length=1", "query_length is 1; it must be an integer of at least 2"),
         ("generator=", "generator is ''. Give it what finetune wrote"),
     ],
     "overlap": [

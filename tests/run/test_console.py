@@ -10,6 +10,7 @@ import sys
 
 import forking
 import pytest
+import tensorflow as tf
 from absl import flags
 from ml_collections import config_flags
 
@@ -124,6 +125,20 @@ def test_ctrl_c_is_75_in_a_script_and_a_program_keeps_its_own_handler(capsys):
         command.script(interrupted, flags.FlagValues(), ["verify"], "", "")
     assert ended.value.code == preemption.RESTART
     assert "Start the same command again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_tensorflow", [False, True])
+def test_memory_that_runs_out_is_one_line_which_quotes_nothing(capsys, of_tensorflow):
+    def started():
+        if of_tensorflow:
+            raise tf.errors.ResourceExhaustedError(None, None, "of a private row")
+        raise MemoryError("of a private row")
+
+    with pytest.raises(SystemExit) as ended, command._reported_errors():
+        started()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and "private" not in said
+    assert "Lower batch_size" in said
 
 
 def test_a_stage_that_crashes_leaves_no_memory_on_disk(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from import_logs import ROWS, command, config_of, dicts
 
 from tfdpsq.data import BeirDirectory, importing, texts
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 
 def _imported_users(folder, *files):
@@ -168,3 +168,29 @@ def test_ids_in_bytes_are_texts_or_none(tmp_path):
         with pytest.raises(ValueError):
             texts.id_of(value)
     assert texts.id_of(b"7.0") == "7"
+
+
+def _beir(folder, *users):
+    (folder / "qrels").mkdir(parents=True)
+    rows = [
+        {"_id": f"q{number}", "text": f"query {number}", "metadata": {"user_id": user}}
+        for number, user in enumerate(users)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "queries.jsonl").write_text(lines)
+    (folder / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "x"}\n')
+    judged = "".join(f"{row['_id']}\td\t1\n" for row in rows)
+    head = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "train.tsv").write_text(head + judged)
+    return BeirDirectory(folder)
+
+
+def test_spellings_of_a_user_are_one_person_in_a_beir_directory(tmp_path):
+    """Two units would each have the whole of ε."""
+    pairs = (("7", " 7"), (7, "7.0"), ("\u00e9", "e\u0301"))
+    for number, spellings in enumerate(pairs):
+        users = _beir(tmp_path / str(number), *spellings, "anna").users()
+        assert users["q0"] == users["q1"] != users["q2"]
+    rounded = _beir(tmp_path / "rounded", "1.5e+18")
+    with pytest.raises(DataError, match="queries.jsonl:1: .*rounded off.*digits"):
+        rounded.users()

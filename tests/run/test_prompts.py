@@ -51,6 +51,18 @@ def test_the_prompt_stands_before_every_document_that_is_trained_on(base, tmp_pa
     assert not np.array_equal(usual["document_ids"], bare["document_ids"])
 
 
+def test_a_prompt_that_leaves_nothing_of_a_document_is_refused(base, tmp_path):
+    """Before a step: the whole ε would be spent on queries of nothing."""
+    _, (tokens,) = Tokenizer(base / "spiece.model").encode(["generate_query: "], 99)
+    _rows(base, tmp_path / "one", document_length=int(tokens) + 1)
+    message = (
+        rf"document_length is {tokens} tokens, which the prompt 'generate_query: '"
+    )
+    with pytest.raises(InputError, match=message + ".* Raise document_length"):
+        _rows(base, tmp_path / "none", document_length=int(tokens))
+    assert not (tmp_path / "none").exists()
+
+
 def test_another_prompt_than_the_trained_one_is_refused(base, tmp_path):
     generator = tmp_path / "generator"
     generator.symlink_to(base / "public", target_is_directory=True)

@@ -148,7 +148,10 @@ def try_model(
             type(model).__name__,
         )
     try:
-        outputs = model(row, training=False)
+        row = tf.nest.map_structure(tf.convert_to_tensor, row)
+        # Traced, not run: eagerly a layer may refuse zeros, such as a text of padding.
+        traced = tf.function(lambda zeros: model(zeros, training=False))
+        outputs = traced.get_concrete_function(row).structured_outputs
     except validation.InputError:
         raise
     except (ValueError, TypeError, tf.errors.OpError) as error:

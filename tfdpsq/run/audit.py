@@ -1,4 +1,4 @@
-"""Measure what a generator, and the set that it wrote, leak about training queries.
+r"""Measure what a generator, and the set that it wrote, leak about training queries.
 
     python -m tfdpsq.run.audit --workdir=WORKDIR/private/audit \
         --config.canaries=WORKDIR/private/canaries --config.generator=GENERATOR \

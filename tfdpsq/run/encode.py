@@ -1,4 +1,4 @@
-"""Embed a corpus, or queries, with a retriever.
+r"""Embed a corpus, or queries, with a retriever.
 
     python -m tfdpsq.run.encode --workdir=OUT --config.retriever=RETRIEVER \
         --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR

@@ -1,4 +1,4 @@
-"""Estimate the hours, memory, disk and money of a whole job, before it starts.
+r"""Estimate the hours, memory, disk and money of a whole job, before it starts.
 
     python -m tfdpsq.run.estimate_job --config=configs/quickstart.py
     python -m tfdpsq.run.estimate_job --config=configs/finetune.py --size=small \

@@ -279,7 +279,8 @@ def _check(config: ml_collections.ConfigDict) -> None:
         )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(
-            f"synthetic is {config.synthetic!r}; give a set that synthesize wrote. "
+            f"synthetic is {config.synthetic!r}; give a set that synthesize wrote, "
+            f"the directory {layout.SET!r} in its output. "
             "Private pairs cannot be filtered for free."
         )
     if 0 < config.max_words < config.min_words:

@@ -293,7 +293,18 @@ def _certificate(
 
 
 def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:
-    """Returns `encode_pairs` with the stage's lengths and prompt."""
+    """Returns `encode_pairs` with the stage's lengths and prompt.
+
+    Raises:
+      InputError: the prompt leaves no token to any document.
+    """
+    _, (tokens,) = tokenizer.encode([config.prompt], config.document_length)
+    if tokens >= config.document_length:
+        raise validation.InputError(
+            f"document_length is {config.document_length} tokens, which the prompt "
+            f"{validation.shown(config.prompt)} and the end of the text fill: nothing "
+            "of any document would be read. Raise document_length, or shorten prompt."
+        )
     names = ("query_length", "document_length", "prompt")
     options = {name: config[name] for name in names}
     return functools.partial(encode_pairs, tokenizer=tokenizer, **options)

@@ -1,4 +1,4 @@
-"""Embed a corpus with a retriever, and export both for search.
+r"""Embed a corpus with a retriever, and export both for search.
 
     python -m tfdpsq.run.index --workdir=OUT --config.retriever=RETRIEVER \
         --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR

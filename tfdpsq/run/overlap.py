@@ -1,4 +1,4 @@
-"""Measure how much of the data occurs in a corpus used for pretraining.
+r"""Measure how much of the data occurs in a corpus used for pretraining.
 
     python -m tfdpsq.run.overlap --workdir=WORKDIR/private/overlap \
         --config.data=BEIR --config.corpus=TEXTS

@@ -1,4 +1,4 @@
-"""Export a search by words whose best documents a generator orders.
+r"""Export a search by words whose best documents a generator orders.
 
     python -m tfdpsq.run.rerank --workdir=OUT --config.generator=GENERATOR \
         --config.corpus=BEIR

@@ -1,4 +1,4 @@
-"""Write synthetic queries for public documents with a generator.
+r"""Write synthetic queries for public documents with a generator.
 
     python -m tfdpsq.run.synthesize --workdir=OUT --config.generator=GENERATOR \
         --config.corpus=BEIR

@@ -1,4 +1,4 @@
-"""Train a map of query embeddings on private pairs, for any public encoder.
+r"""Train a map of query embeddings on private pairs, for any public encoder.
 
     python -m tfdpsq.run.train_adapter --workdir=OUT --config.pairs=BEIR \
         --config.documents=EMBEDDINGS --config.queries=EMBEDDINGS

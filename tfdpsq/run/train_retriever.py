@@ -1,4 +1,4 @@
-"""Train a two-tower retriever on pairs, with differential privacy if they are private.
+r"""Train a two-tower retriever on pairs, with differential privacy if they are private.
 
     python -m tfdpsq.run.train_retriever --workdir=OUT --config.pairs=SET \
         --config.vocabulary=SPIECE_MODEL

@@ -1,4 +1,4 @@
-"""Evaluate retrievers on public test sets that they never saw.
+r"""Evaluate retrievers on public test sets that they never saw.
 
     python -m tfdpsq.run.zero_shot --config=configs/zero_shot.py --workdir=DIR \
         --config.root=BEIR

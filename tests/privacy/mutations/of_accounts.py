@@ -9,7 +9,7 @@ MUTATIONS = (
         "new": '"weights": "",',
         "tests": (
             "tests/run/test_train_adapter.py::"
-            "test_learns_the_rotation_and_is_searched_by_the_command",
+            "test_one_unit_moves_the_step_by_the_clip_norm",
         ),
         "why": "two adapters from a copied directory count as one run",
     },
@@ -19,7 +19,10 @@ MUTATIONS = (
         "file": "tfdpsq/data/beir_lines.py",
         "old": "found.add(id_of(value, of_user=True))",
         "new": "found.add(str(value))",
-        "tests": ("tests/data/test_beir.py::test_spellings_of_a_user_are_one_person",),
+        "tests": (
+            "tests/run/test_import_ids.py::"
+            "test_spellings_of_a_user_are_one_person_in_a_beir_directory",
+        ),
         "why": "a person with two spellings is two units, and so has twice the epsilon",
     },
     {
@@ -353,7 +356,7 @@ MUTATIONS = (
     {
         "name": "one_query_of_each_type_of_its_id",
         "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
+        "file": "tfdpsq/data/texts.py",
         "old": "    return str(int(value))\n",
         "new": "    return str(value)\n",
         "tests": (
@@ -365,7 +368,7 @@ MUTATIONS = (
     {
         "name": "one_person_is_two_by_two_zeros",
         "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
+        "file": "tfdpsq/data/texts.py",
         "old": r"(\d+)(\.0*)?",
         "new": r"(\d+)(\.0)?",
         "tests": (
@@ -377,7 +380,7 @@ MUTATIONS = (
     {
         "name": "one_person_is_two_by_rounding",
         "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
+        "file": "tfdpsq/data/texts.py",
         "old": "if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):",
         "new": "if not text.isascii():",
         "tests": (
@@ -388,7 +391,7 @@ MUTATIONS = (
     {
         "name": "a_missing_user_is_a_user",
         "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
+        "file": "tfdpsq/data/texts.py",
         "old": "    if value is None or value != value:\n",
         "new": "    if value is None:\n",
         "tests": (
@@ -400,8 +403,8 @@ MUTATIONS = (
     {
         "name": "one_person_is_a_user_of_each_spelling",
         "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
-        "old": "return _one_spelling(text.strip() if of_user else text, of_user)",
+        "file": "tfdpsq/data/texts.py",
+        "old": "return _one_spelling(text, of_user)",
         "new": "return text",
         "tests": (
             "tests/run/test_import_ids.py::"

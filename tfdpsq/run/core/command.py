@@ -29,6 +29,7 @@ from tfdpsq.data import files
 from tfdpsq.run.core import config_file, settings, streams
 from tfdpsq.run.devices import dtypes, preemption, strategy
 
+_NO_MEMORY = "ResourceExhaustedError"
 _NO_DIRECTORY = (
     "There is a file where a directory is needed: move it, or use another directory."
 )
@@ -204,6 +205,13 @@ def _reported_errors() -> Iterator[None]:
             sys.stderr.write(preemption.ASKED)
         raise
     except Exception as error:
+        # TensorFlow's by its name: scripts do not import TensorFlow.
+        if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
+            _refuse(
+                "there is not enough memory. Lower batch_size, microbatch_size, or the "
+                "lengths of texts, and start the command again: what is finished is "
+                "kept."
+            )
         found = _UNKNOWN_SYSTEM.match(str(getattr(error, "message", "")))
         if not found:
             raise

@@ -102,6 +102,12 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """
     if path == PYDOCS:
         return build_pydocs()
+    for inner in (layout.SET, layout.PUBLIC_PAIRS):
+        if tf.io.gfile.exists(f"{path}/{inner}/manifest.json"):
+            raise validation.InputError(
+                f"{path} is the output of a stage, and its set is {path}/{inner}: "
+                "give that."
+            )
     if is_log(path):
         raise validation.InputError(
             f"{path} is a log, not a BEIR directory. Run: tfdpsq import "

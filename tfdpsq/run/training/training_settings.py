@@ -155,8 +155,11 @@ def prompt_settings() -> dict[str, settings.Setting]:
 
 
 def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
-    """Settings of the maximum lengths of texts in tokens, with these defaults."""
+    """Settings of the maximum lengths of texts in tokens, with these defaults.
+
+    The last token is the end of the text, so one alone would be no text.
+    """
     return {
-        "document_length": settings.Integer(document, 1, settings.TOKENS),
-        "query_length": settings.Integer(query, 1, settings.TOKENS),
+        "document_length": settings.Integer(document, 2, settings.TOKENS),
+        "query_length": settings.Integer(query, 2, settings.TOKENS),
     }
