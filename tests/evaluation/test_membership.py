@@ -58,7 +58,7 @@ def test_intervals_of_few_that_separate_well_cover_as_often_as_they_say(mean, ea
 
 
 def test_an_interval_is_where_its_own_score_test_ends():
-    """Of as many of each kind and exponential scores its deviation is exact."""
+    """Its deviation is exact for exponential scores, as many of each kind."""
     for members, others in ((2, 2), (12, 12), (500, 40)):
         apart = np.arange(members) + 10.0, np.arange(others) / others
         found = attack_membership(*apart, (0.1,)).auc

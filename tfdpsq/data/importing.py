@@ -48,6 +48,7 @@ REMEDIES = {
 _TEXTS = frozenset(("query", "document", "title"))
 _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
+
 Split = Callable[["Entry"], str]
 
 

@@ -75,7 +75,7 @@ def _in_short(name: str, found: _Audit) -> str:
             )
     if found["one_run"]:
         said.append(
-            f"the strongest attack shows that ε is at least "
+            "the strongest attack shows that ε is at least "
             f"{least_text(_strongest(found), 2)} "
             f"(certified: {epsilon_text(found['epsilon_certified'])})"
         )
