@@ -10,9 +10,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import forking
 import pytest
 from absl import logging
+from helpers import forking
 
 LOGICAL_CPUS = 4
 # They share one finished job, which takes a minute to make.

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import numpy as np
-import other_stacks
 import pytest
+from helpers import other_stacks
 
 _STACKS = [("python3.12", "2.21.0"), ("python3.11", "2.18.1")]
 

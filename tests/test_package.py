@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 
-import other_stacks
 import pytest
+from helpers import other_stacks
 
 import tfdpsq
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 
-import tiny
+from helpers import tiny
 
 PRIVATE = "private"
 _LENGTHS = {"document_length": 32, "query_length": 48}
@@ -50,7 +50,7 @@ PIPELINE = """import sys
 
 sys.path.insert(0, {here!r})
 
-import tiny
+from helpers import tiny
 
 
 def get_config():

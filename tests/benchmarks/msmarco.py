@@ -255,8 +255,8 @@ def tables(home, documents):
     from tfdpsq.run.core import sources
     from tfdpsq.run.search import benchmark_sets
 
-    sys.path.insert(0, str(ROOT / "tests" / "run"))
-    import tiny_sets
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers import tiny_sets
 
     corpus = sources.open_beir(str(home / "data")).documents()
     texts = [document.content for document in itertools.islice(corpus, 8000)]

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forking
 import pytest
+from helpers import forking
 
 # The limit ends with the code: the error that it ends in is written to a file as well.
 _LIMITED = """

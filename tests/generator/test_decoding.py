@@ -2,10 +2,10 @@
 
 import time
 
-import attentive
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import attentive
 
 from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.decoder import CachedDecoder, written

@@ -2,10 +2,10 @@
 
 import itertools
 
-import attentive
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import attentive
 
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair

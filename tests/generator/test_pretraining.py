@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import (
     PROMPT,

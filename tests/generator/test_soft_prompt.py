@@ -3,11 +3,11 @@
 import functools
 import json
 
-import attentive
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
+from helpers import attentive
 
 from tfdpsq.data import Document, train_vocabulary
 from tfdpsq.data.tokenization import Tokenizer

@@ -19,7 +19,7 @@ from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import InputError
 
 PLAN, DATA = "plan " * 10, "data " * 10  # As in ledger_child.py.
-_CHILD = pathlib.Path(__file__).with_name("ledger_child.py")
+_CHILD = pathlib.Path(__file__).parents[1] / "helpers/ledger_child.py"
 
 
 def _open(path):
@@ -151,7 +151,7 @@ def _process(code, folder, privileges=True):
     prelude = f"""
         import os, resource, sys
         sys.path.insert(0, {str(_CHILD.parent)!r})
-        import ledger_child as child
+        from helpers import ledger_child as child
         from tfdpsq.validation import InputError as Refused
         def open_ledger(path):
             return child.Ledger.open(path, child.PLAN, child.DATA, 10)

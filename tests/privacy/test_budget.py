@@ -4,9 +4,9 @@ import dataclasses
 import itertools
 
 import dp_accounting
-import plans
 import pytest
 import scipy.stats
+from helpers import plans
 
 from tfdpsq.privacy import (
     PrivacySpec,

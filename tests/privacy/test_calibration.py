@@ -16,8 +16,8 @@ import dataclasses
 import math
 
 import numpy as np
-import plans
 import pytest
+from helpers import plans
 
 from tfdpsq.privacy import accounting, make_plan, verify_certificate
 from tfdpsq.privacy.accounting import calibrate_noise_multiplier, epsilon_of

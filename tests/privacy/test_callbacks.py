@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from fitted import NONE, compiled, data, functional, plan_of
+from helpers.fitted import NONE, compiled, data, functional, plan_of
 
 from tfdpsq.privacy import Groups, PrivateModel, make_optimizer
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger

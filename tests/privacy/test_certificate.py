@@ -5,9 +5,9 @@ import json
 import math
 
 import numpy as np
-import plans
 import pytest
 import scipy.stats
+from helpers import plans
 
 from tfdpsq.privacy import (
     read_certificate,

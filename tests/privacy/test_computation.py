@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config, lora, train_only

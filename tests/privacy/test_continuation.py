@@ -6,17 +6,17 @@ import json
 import math
 
 import pytest
-from continued import SPECS as _SPECS
-from continued import WHOLE as _WHOLE
-from continued import WHOLE_LARGER as _WHOLE_LARGER
-from continued import WORDS as _WORDS
-from continued import continuation as _continuation
-from continued import first as _first
-from continued import following as _next
-from continued import gaussian as _gaussian
-from continued import kinds as _kinds
-from continued import releases as _releases
-from continued import stated as _stated
+from helpers.continued import SPECS as _SPECS
+from helpers.continued import WHOLE as _WHOLE
+from helpers.continued import WHOLE_LARGER as _WHOLE_LARGER
+from helpers.continued import WORDS as _WORDS
+from helpers.continued import continuation as _continuation
+from helpers.continued import first as _first
+from helpers.continued import following as _next
+from helpers.continued import gaussian as _gaussian
+from helpers.continued import kinds as _kinds
+from helpers.continued import releases as _releases
+from helpers.continued import stated as _stated
 
 from tfdpsq.privacy import (
     Continuation,

@@ -4,14 +4,13 @@ import functools
 import math
 import shutil
 
-import fitted
 import numpy as np
-import plans
 import pytest
 import scipy.linalg
 import scipy.optimize
 import scipy.stats
 import tensorflow as tf
+from helpers import fitted, plans
 
 from tfdpsq.privacy import (
     make_optimizer,

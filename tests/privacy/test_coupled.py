@@ -3,9 +3,9 @@
 import functools
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     Coupled,

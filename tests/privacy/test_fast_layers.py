@@ -1,9 +1,9 @@
 """The one-pass engine against a naive float64 loop, on Keras's own layers."""
 
-import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import fast_oracle as oracle
 
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms

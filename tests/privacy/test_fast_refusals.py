@@ -1,10 +1,10 @@
 """What the one-pass engine refuses, and that its message says which layer and why."""
 
-import fast_oracle as oracle
 import keras_nlp
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import fast_oracle as oracle
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast

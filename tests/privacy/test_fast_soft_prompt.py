@@ -1,9 +1,9 @@
 """Prompt tuning under DP: gradients are a naive loop's, and all else stays."""
 
-import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import fast_oracle as oracle
 
 from tfdpsq import privacy
 from tfdpsq.generator import T5QueryGenerator

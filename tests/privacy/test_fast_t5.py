@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import fast_oracle as oracle
 
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.layers import lora, t5, t5_layers

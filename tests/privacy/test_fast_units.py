@@ -1,9 +1,9 @@
 """Rows grouped by unit: a user's gradients are summed before they are clipped."""
 
-import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import fast_oracle as oracle
 
 from tfdpsq.privacy import fast
 

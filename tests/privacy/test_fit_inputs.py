@@ -5,10 +5,10 @@ import os
 import re
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
-from fitted import compiled, plan_of
+from helpers import plans
+from helpers.fitted import compiled, plan_of
 
 from tfdpsq import layers, privacy, validation
 from tfdpsq.privacy import fit_inputs

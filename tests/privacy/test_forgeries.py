@@ -8,8 +8,8 @@ import copy
 import dataclasses
 import math
 
-import plans
 import pytest
+from helpers import plans
 
 from tfdpsq.privacy import PrivacySpec, make_plan, verify_certificate
 from tfdpsq.privacy.proof.certificate import digest_of

@@ -12,7 +12,7 @@ import pytest
 
 from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 
-_CHILD = pathlib.Path(__file__).with_name("ledger_child.py")
+_CHILD = pathlib.Path(__file__).parents[1] / "helpers/ledger_child.py"
 PLAN, DATA = "plan " * 10, "data " * 10  # As in the child.
 
 

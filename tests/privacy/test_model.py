@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from fitted import NONE as _NONE
-from fitted import compiled as _compiled
-from fitted import data as _data
-from fitted import functional as _functional
-from fitted import plan_of as _plan
+from helpers.fitted import NONE as _NONE
+from helpers.fitted import compiled as _compiled
+from helpers.fitted import data as _data
+from helpers.fitted import functional as _functional
+from helpers.fitted import plan_of as _plan
 
 from tfdpsq.privacy import (
     Diverged,

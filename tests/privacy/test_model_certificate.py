@@ -5,9 +5,9 @@ import json
 import shutil
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq import privacy
 from tfdpsq.privacy.proof import budget, certificate, composition

@@ -9,9 +9,9 @@ import math
 import re
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from tfdpsq.privacy import (

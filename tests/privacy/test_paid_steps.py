@@ -9,9 +9,9 @@ import math
 import shutil
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     Diverged,

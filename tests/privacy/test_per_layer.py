@@ -2,11 +2,10 @@
 
 import math
 
-import fitted
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import fitted, plans
 
 from tfdpsq.privacy import (
     Coupled,

@@ -8,12 +8,12 @@ engine multiplied last.
 
 import math
 
-import fast_oracle as oracle
 import keras_nlp
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounding import DEVICES, rounded
+from helpers import fast_oracle as oracle
+from helpers.rounding import DEVICES, rounded
 
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms, products

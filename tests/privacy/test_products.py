@@ -5,11 +5,11 @@ import math
 import pathlib
 import re
 
-import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
-from rounding import DEVICES, rounded
+from helpers import fast_oracle as oracle
+from helpers.rounding import DEVICES, rounded
 
 from tfdpsq import privacy
 from tfdpsq.privacy import compiled, coupled, fast, jacobian, step

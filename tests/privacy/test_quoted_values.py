@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     PrivateModel,

@@ -1,11 +1,11 @@
 """Dropout from keys: repeated exactly, and never the same where it must differ."""
 
 import numpy as np
-import plans
 import pytest
 import scipy.stats
 import tensorflow as tf
-from dense_runs import squared, wide_plan, wide_run
+from helpers import plans
+from helpers.dense_runs import squared, wide_plan, wide_run
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config

@@ -10,7 +10,7 @@ import pytest
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import DataError, InputError
 
-_CHILD = pathlib.Path(__file__).with_name("ledger_child.py")
+_CHILD = pathlib.Path(__file__).parents[1] / "helpers/ledger_child.py"
 _BLEU = {"what": "BLEU on private queries", "where": "the table"}
 _LOSS = {"what": "the training loss", "where": "the terminal"}
 

@@ -9,18 +9,17 @@ import shutil
 import signal
 import sys
 
-import forking
 import numpy as np
 import pytest
-import resume_child
 import tensorflow as tf
+from helpers import forking, resume_child
 
 from tfdpsq.data import files
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME
 from tfdpsq.validation import InputError
 
-_CHILD = pathlib.Path(__file__).with_name("resume_child.py")
+_CHILD = pathlib.Path(__file__).parents[1] / "helpers/resume_child.py"
 _STEPS = 12
 
 

@@ -16,11 +16,11 @@ import pathlib
 import sys
 
 import numpy as np
-import plans
 import pytest
 import scipy.special
 import scipy.stats
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     checkpoint,

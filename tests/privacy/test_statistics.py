@@ -14,10 +14,10 @@ import itertools
 import math
 
 import numpy as np
-import plans
 import pytest
 import scipy.stats
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     loop,

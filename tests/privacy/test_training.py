@@ -4,9 +4,9 @@ import functools
 import math
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.privacy import make_optimizer, train

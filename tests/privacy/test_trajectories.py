@@ -10,9 +10,9 @@ import functools
 import math
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.privacy import (
     Groups,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_runs import (
+from helpers.dense_runs import (
     skipped_where_the_mean_is_high,
     squared,
     wide_plan,

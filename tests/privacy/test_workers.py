@@ -7,16 +7,15 @@ import shutil
 import socket
 import sys
 
-import forking
 import numpy as np
 import pytest
 import tensorflow as tf
-import worker_child
+from helpers import forking, worker_child
 
 from tfdpsq.privacy import workers
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 
-_CHILD = pathlib.Path(__file__).with_name("worker_child.py")
+_CHILD = pathlib.Path(__file__).parents[1] / "helpers/worker_child.py"
 
 
 def _addresses(count):

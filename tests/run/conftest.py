@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-import tiny_job as _tiny_job
+from helpers import tiny_job as _tiny_job
 
 
 @pytest.fixture(scope="session")

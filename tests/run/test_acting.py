@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq import run as commands

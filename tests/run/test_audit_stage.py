@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, Tokenizer

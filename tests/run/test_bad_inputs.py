@@ -15,8 +15,8 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 from absl import flags
+from helpers import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,8 @@ import re
 import shutil
 import types
 
-import plans
 import pytest
-import tiny
+from helpers import plans, tiny
 
 from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary

@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import canaries

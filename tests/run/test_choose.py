@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import tiny_grid as _grid
+from helpers import tiny_grid as _grid
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import (

@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 import tensorflow as tf
-import tiny_grid as _grid
+from helpers import tiny_grid as _grid
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory

@@ -2,9 +2,9 @@
 
 import json
 
-import plans
 import pytest
-import tiny_grid as _grid
+from helpers import plans
+from helpers import tiny_grid as _grid
 
 from tfdpsq import privacy
 from tfdpsq.run import choose, finetune, synthesize

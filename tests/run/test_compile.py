@@ -4,9 +4,9 @@ import functools
 import math
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq import privacy, retriever
 from tfdpsq.generator import T5QueryGenerator

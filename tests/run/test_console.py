@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 
-import forking
 import pytest
 import tensorflow as tf
 from absl import flags
+from helpers import forking
 from ml_collections import config_flags
 
 from tfdpsq.run import finetune

@@ -5,7 +5,7 @@ import math
 import shutil
 
 import pytest
-import tiny
+from helpers import tiny
 
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate

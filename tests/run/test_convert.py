@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 
-import forking
 import numpy as np
 import pytest
+from helpers import forking
 
 from tfdpsq import validation
 from tfdpsq.data import train_vocabulary

@@ -3,10 +3,10 @@
 import json
 import shutil
 
-import killing as _killing
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import killing as _killing
+from helpers import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.privacy import read_ledger, verify_certificate

@@ -5,9 +5,9 @@ import math
 import shutil
 
 import numpy as np
-import plans
 import pytest
-import tiny as _tiny
+from helpers import plans
+from helpers import tiny as _tiny
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import (

@@ -1,7 +1,7 @@
 """Epochs: steps follow from the counts that are found in the data."""
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run import finetune, train_retriever

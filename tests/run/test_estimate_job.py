@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import validation
 from tfdpsq.data import Tokenizer, read_synthetic

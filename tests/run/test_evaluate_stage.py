@@ -5,10 +5,10 @@ import pickle
 import shutil
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import plans
+from helpers import tiny as _tiny
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import (

@@ -6,10 +6,9 @@ import re
 import shutil
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
-import tiny
+from helpers import plans, tiny
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import (

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator

@@ -5,9 +5,9 @@ import os
 import shutil
 import subprocess
 
-import killing as _killing
 import pytest
-import tiny as _tiny
+from helpers import killing as _killing
+from helpers import tiny as _tiny
 
 _STEPS = 24
 _SETTINGS = {

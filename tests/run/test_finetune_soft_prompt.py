@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import Tokenizer, read_manifest
 from tfdpsq.generator import T5QueryGenerator, checkpoints

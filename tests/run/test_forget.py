@@ -7,9 +7,9 @@ import shutil
 import time
 
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq import privacy
 from tfdpsq.data import shards, write_rows

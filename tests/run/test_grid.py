@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-import tiny as _tiny
-import tiny_grid
+from helpers import tiny as _tiny
+from helpers import tiny_grid
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-import tiny
+from helpers import tiny
 
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate

@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-import tiny
-from import_logs import NAMES, ROWS, command, config_of, dicts
+from helpers import tiny
+from helpers.import_logs import NAMES, ROWS, command, config_of, dicts
 
 from tfdpsq.data import BeirDirectory, importing, records, tables
 from tfdpsq.run import overlap, prepare, zero_shot

@@ -4,7 +4,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from import_logs import command, config_of
+from helpers.import_logs import command, config_of
 
 from tfdpsq.validation import InputError
 

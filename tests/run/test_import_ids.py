@@ -6,7 +6,7 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
-from import_logs import ROWS, command, config_of, dicts
+from helpers.import_logs import ROWS, command, config_of, dicts
 
 from tfdpsq.data import BeirDirectory, importing, texts
 from tfdpsq.validation import DataError, InputError

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
@@ -19,8 +19,8 @@ from tfdpsq.run.passes import embedding, passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.validation import InputError
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
+_TESTS = pathlib.Path(__file__).parents[1]
+_ROOT = _TESTS.parent
 
 
 @pytest.fixture(scope="module")

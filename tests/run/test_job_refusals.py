@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny
+from helpers import tiny
 
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run import canaries, evaluate, finetune, histogram, pipeline

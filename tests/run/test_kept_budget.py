@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tiny
+from helpers import tiny
 
 from tfdpsq import validation
 from tfdpsq.data import train_vocabulary

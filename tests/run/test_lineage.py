@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 from keras_nlp.src.models.t5.t5_backbone import T5Backbone
 
 from tfdpsq.privacy import read_certificate

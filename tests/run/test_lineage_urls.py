@@ -11,7 +11,7 @@ import os
 
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 from test_releases import _certificate, _stage
 
 from tfdpsq.data import any_files

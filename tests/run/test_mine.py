@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation import ranked, read_trec_run, write_trec_run

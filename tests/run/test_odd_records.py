@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import tiny
+from helpers import tiny
 
 from tfdpsq.data import tables
 from tfdpsq.run.attacks import audit_subject

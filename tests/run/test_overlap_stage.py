@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, records
 from tfdpsq.data.tfds_builder import BeirDirectoryBuilder

@@ -4,7 +4,7 @@ import math
 import pathlib
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from configs.paper import retrieval as paper
 from configs.paper import tables

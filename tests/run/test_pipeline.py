@@ -11,8 +11,8 @@ import sys
 
 import pytest
 import tensorflow as tf
-import tiny as _tiny
-import tiny_job as _tiny_job
+from helpers import tiny as _tiny
+from helpers import tiny_job as _tiny_job
 
 from tfdpsq import evaluation, results, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
@@ -457,7 +457,7 @@ import sys
 
 sys.path.insert(0, {here!r})
 
-import tiny
+from helpers import tiny
 
 from tfdpsq.run import pipeline
 
@@ -480,7 +480,7 @@ def get_config():
 def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
     queries = _raw_log(tmp_path)
     path, work = tmp_path / "config.py", tmp_path / "work"
-    here = pathlib.Path(__file__).parent
+    here = pathlib.Path(__file__).parents[1]
     path.write_text(_LOG_CONFIG.format(here=str(here), base=tmp_path))
     config = runpy.run_path(str(path))["get_config"]()
     config.log.log_documents_are_public = False

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import tiny
+from helpers import tiny
 
 from tfdpsq.data import Document, write_beir
 from tfdpsq.run import prepare

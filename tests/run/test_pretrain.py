@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
-import killing as _killing
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import killing as _killing
+from helpers import plans
+from helpers import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import validation

@@ -7,10 +7,10 @@ import pathlib
 import sys
 import time
 
-import forking
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import forking
 from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpsq import validation

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import Tokenizer
 from tfdpsq.run import finetune

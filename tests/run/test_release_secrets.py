@@ -17,8 +17,8 @@ import time
 
 import numpy as np
 import pytest
-import recorder
-import secret_search as _search
+from helpers import recorder
+from helpers import secret_search as _search
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.randomness.noise import DRAWS, derived_seed

@@ -9,7 +9,7 @@ import stat
 import zipfile
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.run import (
     audit,
@@ -37,8 +37,8 @@ from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import outputs, releases
 from tfdpsq.validation import InputError
 
-_HERE = pathlib.Path(__file__).parent
-_RUN = _HERE.parents[1] / "tfdpsq" / "run"
+_TESTS = pathlib.Path(__file__).parents[1]
+_RUN = _TESTS.parent / "tfdpsq" / "run"
 
 # What a command can write, by guarantee. A new command fails until it is listed here.
 PUBLIC, CERTIFIED, PRIVATE = releases.GUARANTEES

@@ -7,7 +7,7 @@ import pathlib
 import stat
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates

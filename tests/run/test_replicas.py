@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import privacy, retriever, validation

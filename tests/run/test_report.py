@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-import report_page as _page
+from helpers import report_page as _page
 
 from tfdpsq.run import pipeline
 from tfdpsq.run.core import layout

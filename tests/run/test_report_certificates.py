@@ -4,8 +4,8 @@ import functools
 import math
 import re
 
-import plans
-import report_page as _page
+from helpers import plans
+from helpers import report_page as _page
 
 from tfdpsq.privacy import (
     Selection,

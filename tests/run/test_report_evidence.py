@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-import report_page as _page
+from helpers import report_page as _page
 
 from tfdpsq import evaluation
 from tfdpsq.data import Document

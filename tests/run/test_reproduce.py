@@ -10,8 +10,7 @@ import time
 import types
 
 import pytest
-import tiny
-import tiny_paper
+from helpers import tiny, tiny_paper
 
 from configs.paper import tables as paper
 from tfdpsq import evaluation, validation
@@ -215,7 +214,7 @@ import sys
 
 sys.path.insert(0, {here!r})
 
-from tiny import tiny_config
+from helpers.tiny import tiny_config
 
 from tfdpsq.run import finetune, train_retriever
 
@@ -254,7 +253,7 @@ def _command(base, seeds):
     config.write_text(
         _CONFIG.format(
             tables=str(ROOT / "configs" / "paper" / "tables.py"),
-            here=str(pathlib.Path(__file__).parent),
+            here=str(pathlib.Path(__file__).parents[1]),
             data=str(base / "pairs"),
             seeds=seeds,
         )

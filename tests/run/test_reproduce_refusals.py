@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
-import tiny_paper
+from helpers import tiny_paper
 
 from configs.paper import tables as paper
 from tfdpsq import validation

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import evaluation, validation
 from tfdpsq.run import reproduce

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator

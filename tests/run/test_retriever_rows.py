@@ -6,7 +6,7 @@ import stat
 
 import numpy as np
 import pytest
-import tiny
+from helpers import tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import (

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import Tokenizer, train_vocabulary

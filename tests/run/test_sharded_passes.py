@@ -9,8 +9,8 @@ import json
 import pathlib
 
 import pytest
-import sharded as _sharded
-import tiny as _tiny
+from helpers import sharded as _sharded
+from helpers import tiny as _tiny
 
 from tfdpsq.data import train_vocabulary
 from tfdpsq.run.passes import sharded_stages

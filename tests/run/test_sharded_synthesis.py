@@ -8,9 +8,9 @@ import pickle
 import signal
 
 import pytest
-import sharded as _sharded
 import tensorflow as tf
-import tiny as _tiny
+from helpers import sharded as _sharded
+from helpers import tiny as _tiny
 
 from tfdpsq.data import (
     BeirDirectory,
@@ -37,8 +37,8 @@ from tfdpsq.run.passes import beam, passes, sharded_stages
 from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import DataError, InputError
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
+_TESTS = pathlib.Path(__file__).parents[1]
+_ROOT = _TESTS.parent
 
 
 @pytest.fixture(scope="module")

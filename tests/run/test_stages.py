@@ -7,14 +7,14 @@ import resource
 import subprocess
 import sys
 
-import forking
 import pytest
-import tiny as _tiny
+from helpers import forking
+from helpers import tiny as _tiny
 
 from tfdpsq.privacy import read_certificate
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
+_TESTS = pathlib.Path(__file__).parents[1]
+_ROOT = _TESTS.parent
 
 _T5 = {
     "t5.vocabulary_size": 320,

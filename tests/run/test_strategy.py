@@ -8,11 +8,11 @@ import threading
 import time
 import types
 
-import killing as _killing
 import ml_collections
 import numpy as np
 import pytest
-import tiny as _tiny
+from helpers import killing as _killing
+from helpers import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import retriever, validation

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny
+from helpers import tiny
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory

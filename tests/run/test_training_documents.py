@@ -1,7 +1,7 @@
 """Queries for the documents of the training pairs alone: declared, and recorded."""
 
 import pytest
-import tiny as _tiny
+from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.run import synthesize

@@ -7,8 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-import plans
 import pytest
+from helpers import plans
 
 from tfdpsq.privacy import Ledger
 from tfdpsq.privacy.proof.certificate import digest_of

@@ -11,9 +11,9 @@ import re
 
 import ml_collections
 import numpy as np
-import plans
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq import privacy, retriever
 from tfdpsq.generator import SamplingConfig, T5QueryGenerator

@@ -4,10 +4,9 @@ import itertools
 import json
 
 import numpy as np
-import plans
 import pytest
-import tiny
-import tiny_sets as _tiny_sets
+from helpers import plans, tiny
+from helpers import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary

@@ -7,8 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
-import tiny_sets as _tiny_sets
+from helpers import tiny
+from helpers import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary

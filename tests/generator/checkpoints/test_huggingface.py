@@ -1,6 +1,6 @@
 """Hugging Face directories: read whole, and written again to the same bytes.
 
-The directories under fixtures/ were written by `transformers`; see make_fixtures.py.
+The directories under fixtures/ were written by `transformers`; see hf_fixtures.py.
 """
 
 import json
@@ -262,7 +262,7 @@ def test_published_configs_are_understood(name, copy_of):
 def test_reading_and_writing_take_little_more_memory_than_the_file(tmp_path):
     """In a process of its own: what others left would count here."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = pathlib.Path(__file__).parent / "memory_child.py"
+    child = pathlib.Path(__file__).parents[2] / "helpers/memory_child.py"
     for action in ("save", "load"):
         result = subprocess.run(
             [sys.executable, child, action, "base", "1.1", tmp_path],

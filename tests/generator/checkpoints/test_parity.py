@@ -1,16 +1,16 @@
 """The same model here as in Hugging Face: logits, loss, gradients, greedy queries.
 
-What `transformers` computes was recorded by `make_fixtures.py`, so that these tests
+What `transformers` computes was recorded by `hf_fixtures.py`, so that these tests
 need neither it nor torch; those marked slow run it beside ours (extra `parity`).
 """
 
 import json
 import pathlib
 
-import make_fixtures
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import hf_fixtures
 
 from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.checkpoints import huggingface, load_encoder, slots
@@ -62,7 +62,7 @@ def _teacher_forced(model, inputs):
 
 def _greedy(model, document_ids, document_lengths, tokens):
     size = model.config.vocabulary_size
-    never = tf.one_hot([0, make_fixtures.UNKNOWN], size, -np.inf, 0.0)
+    never = tf.one_hot([0, hf_fixtures.UNKNOWN], size, -np.inf, 0.0)
     ids, _ = generate(
         model,
         tf.constant(document_ids, tf.int32),
@@ -70,7 +70,7 @@ def _greedy(model, document_ids, document_lengths, tokens):
         tf.zeros([len(document_ids), tokens]),
         SamplingConfig(temperature=0.0),
         tf.reduce_sum(never, 0),
-        make_fixtures.EOS,
+        hf_fixtures.EOS,
     )
     return ids.numpy()
 
@@ -104,7 +104,7 @@ def test_greedy_queries_are_those_of_hugging_face(recorded):
         model,
         theirs["greedy_document_ids"],
         theirs["greedy_document_lengths"],
-        make_fixtures.NEW_TOKENS,
+        hf_fixtures.NEW_TOKENS,
     )
 
     np.testing.assert_array_equal(ids, theirs["greedy_ids"])
@@ -135,14 +135,14 @@ def _transformers():
 def _smooth_model(version, inputs, **shape):
     """A model whose gradients rounding does not decide; see `is_smooth`."""
     for seed in range(20):
-        model = make_fixtures.make_model(version, seed, **shape)
-        if make_fixtures.is_smooth(model, inputs):
+        model = hf_fixtures.make_model(version, seed, **shape)
+        if hf_fixtures.is_smooth(model, inputs):
             return model
     pytest.fail("no seed gives a model that can be compared")
 
 
 def _assert_equal(ours, theirs, inputs, tokens=12):
-    logits, loss, gradients = make_fixtures.teacher_forced(theirs, inputs)
+    logits, loss, gradients = hf_fixtures.teacher_forced(theirs, inputs)
     real = np.arange(logits.shape[1]) < inputs["query_lengths"][:, None]
     our_logits, our_loss, our_gradients = _teacher_forced(ours, inputs)
     assert _error(our_logits, logits[real]) < TOLERANCE
@@ -150,7 +150,7 @@ def _assert_equal(ours, theirs, inputs, tokens=12):
     assert our_gradients.keys() == gradients.keys()
     errors = {name: _error(our_gradients[name], gradients[name]) for name in gradients}
     assert max(errors.values()) < TOLERANCE, errors
-    ids, margin = make_fixtures.greedy(theirs, inputs, tokens)
+    ids, margin = hf_fixtures.greedy(theirs, inputs, tokens)
     assert margin > 1e-4  # else equal models may differ, and the seed is a bad one
     documents = (inputs["document_ids"], inputs["document_lengths"])
     np.testing.assert_array_equal(_greedy(ours, *documents, tokens), ids)
@@ -176,7 +176,7 @@ def test_live_models_agree_both_ways_round(name, tmp_path):
     version, shape = _LIVE[name]
     size = _VOCABULARIES.get(name, 300)
     shape = {"num_layers": 3, **shape, "vocab_size": size}
-    inputs = make_fixtures.make_inputs(3, size, (20, 7, 129, 3), (5, 12, 3, 130))
+    inputs = hf_fixtures.make_inputs(3, size, (20, 7, 129, 3), (5, 12, 3, 130))
     theirs = _smooth_model(version, inputs, **shape)
     theirs.save_pretrained(tmp_path / "theirs")
     if name == "like mT5":
@@ -198,8 +198,8 @@ def test_live_models_agree_both_ways_round(name, tmp_path):
     assert (again.lm_head.weight is again.shared.weight) == (version == "1.0")
     # The same weights in the same code: the same numbers, not just nearly.
     np.testing.assert_array_equal(
-        make_fixtures.teacher_forced(again.eval(), inputs)[0],
-        make_fixtures.teacher_forced(theirs, inputs)[0],
+        hf_fixtures.teacher_forced(again.eval(), inputs)[0],
+        hf_fixtures.teacher_forced(theirs, inputs)[0],
     )
 
 
@@ -207,7 +207,7 @@ def test_live_models_agree_both_ways_round(name, tmp_path):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_live_shards_are_read_as_one_file_is(version, tmp_path):
     _transformers()
-    inputs = make_fixtures.make_inputs(3, 60, (40, 7), (5, 30))
+    inputs = hf_fixtures.make_inputs(3, 60, (40, 7), (5, 30))
     theirs = _smooth_model(version, inputs, d_model=64, d_ff=128)
     theirs.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 3
@@ -220,7 +220,7 @@ def test_live_bfloat16_is_read_and_written_exactly(tmp_path):
     transformers = _transformers()
     import torch
 
-    theirs = make_fixtures.make_model("1.1", seed=7).to(torch.bfloat16)
+    theirs = hf_fixtures.make_model("1.1", seed=7).to(torch.bfloat16)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = T5QueryGenerator.from_preset(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
@@ -239,11 +239,11 @@ def test_live_encoders_alone_are_read(tmp_path):
     transformers = _transformers()
     import torch
 
-    config = transformers.T5Config(**make_fixtures.SHAPE, feed_forward_proj="relu")
+    config = transformers.T5Config(**hf_fixtures.SHAPE, feed_forward_proj="relu")
     theirs = transformers.T5EncoderModel(config).eval()
     theirs.save_pretrained(tmp_path)
-    inputs = make_fixtures.make_inputs(3, 60, (40, 7, 19), (1, 1, 1))
-    documents = make_fixtures.torch_documents(inputs)
+    inputs = hf_fixtures.make_inputs(3, 60, (40, 7, 19), (1, 1, 1))
+    documents = hf_fixtures.torch_documents(inputs)
     with torch.no_grad():
         states = theirs(**documents).last_hidden_state.numpy()
 

@@ -7,7 +7,7 @@ import sys
 import msgpack
 import numpy as np
 import pytest
-import t5x_by_hand as hand
+from helpers import t5x_by_hand as hand
 
 from tfdpsq import validation
 from tfdpsq.data import any_files

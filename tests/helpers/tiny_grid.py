@@ -1,7 +1,6 @@
 """A small grid of generators for tests: its pairs, and the config of `choose`."""
 
-import tiny
-
+from helpers import tiny
 from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.run import choose
 

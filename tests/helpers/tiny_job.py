@@ -7,19 +7,18 @@ import pathlib
 import sys
 import time
 
-import forking
-import tiny
+from helpers import forking, tiny
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
+_TESTS = pathlib.Path(__file__).parents[1]
+_ROOT = _TESTS.parent
 
 _CONFIG = """
 import sys
 
 sys.path.insert(0, {here!r})
 
-import recorder
-import tiny
+from helpers import recorder
+from helpers import tiny
 
 def get_config():
     recorder.record({recorded!r})
@@ -55,7 +54,7 @@ def make(base):
     config = base / "config.py"
     config.write_text(
         _CONFIG.format(
-            here=str(_HERE),
+            here=str(_TESTS),
             recorded=str(base / "recorded"),
             data=str(base / "pairs"),
             embedded=str(base / "embedded"),

@@ -1,9 +1,7 @@
 """The data, T5s and config of the paper's tables at the smallest size."""
 
-import tiny
-import tiny_sets
-
 from configs.paper import tables as paper
+from helpers import tiny, tiny_sets
 from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config

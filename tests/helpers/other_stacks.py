@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def find(name):
@@ -66,7 +66,7 @@ def check(python, keras3=False, **environment):
       AssertionError: a check failed; its message is the end of what it wrote.
     """
     done = subprocess.run(
-        [python, str(ROOT / "tests" / "stack_checks.py")],
+        [python, str(ROOT / "tests" / "helpers" / "stack_checks.py")],
         env={
             **os.environ,
             "TF_CPP_MIN_LOG_LEVEL": "3",

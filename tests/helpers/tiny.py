@@ -231,8 +231,7 @@ def write_private_generator(directory, public, epsilon):
 
     For tests of what follows from its certificate.
     """
-    import plans
-
+    from helpers import plans
     from tfdpsq.run.core import records
 
     shutil.copytree(public, directory)

@@ -1,7 +1,7 @@
 """Records what Hugging Face's T5 computes, for `test_parity.py`.
 
     pip install -c constraints.txt '.[stack,parity]'
-    python tests/generator/checkpoints/make_fixtures.py
+    python -m helpers.hf_fixtures  # from tests/
 
 Writes two models as `transformers` saves them (T5 1.0: relu, tied and scaled head;
 T5 1.1: gated gelu, head of its own; heads × key width ≠ hidden in both) and what they
@@ -16,7 +16,7 @@ import pathlib
 
 import numpy as np
 
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+FIXTURES = pathlib.Path(__file__).parents[1] / "generator/checkpoints/fixtures"
 SHAPE = {
     "vocab_size": 60,
     "d_model": 16,

@@ -3,9 +3,9 @@
 import functools
 
 import numpy as np
-import plans
 import tensorflow as tf
 
+from helpers import plans
 from tfdpsq.privacy import PrivateModel, make_optimizer
 
 NONE = tf.keras.losses.Reduction.NONE

@@ -8,8 +8,7 @@ import subprocess
 import tempfile
 import time
 
-import killing as _killing
-
+from helpers import killing as _killing
 from tfdpsq.run.core import locks
 from tfdpsq.run.passes import sharded_stages
 

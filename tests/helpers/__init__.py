@@ -1,0 +1,1 @@
+"""Helpers that tests share: oracles, tiny jobs, scripts that tests kill."""
