@@ -46,8 +46,8 @@ def rematerialized(
     differentiate = differentiate or gradients_of
 
     @tf.custom_gradient
-    def run(*tensors):
-        def backward(*upstream, variables=()):
+    def run(*tensors: Any) -> Any:
+        def backward(*upstream: Any, variables: Any = ()) -> Any:
             found = differentiate(
                 function, _delayed(tensors, upstream[0]), upstream, variables
             )

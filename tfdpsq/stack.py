@@ -7,6 +7,7 @@ Pythons that the rest of the project cannot be parsed by.
 """
 
 import sys
+from typing import Any
 
 _INSTALL = (
     "From a clone of the project:\n"
@@ -17,7 +18,7 @@ _INSTALL = (
 )
 
 
-def _check_python():
+def _check_python() -> None:
     found = tuple(sys.version_info[:2])
     if not (3, 9) <= found <= (3, 11):
         raise ImportError(
@@ -27,7 +28,7 @@ def _check_python():
         )
 
 
-def _tensorflow_version():
+def _tensorflow_version() -> Any:
     """Returns the installed version, without importing TensorFlow; or None."""
     from importlib import metadata
 
@@ -40,7 +41,7 @@ def _tensorflow_version():
     return None
 
 
-def _check_tensorflow():
+def _check_tensorflow() -> None:
     found = _tensorflow_version()
     if found is None:
         raise ImportError(

@@ -45,7 +45,7 @@ class BeirWriter:
         (self._directory / "qrels").mkdir()
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         """Closes all files; checks that the set is not empty.
 
         Raises:

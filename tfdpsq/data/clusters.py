@@ -13,6 +13,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -156,7 +157,7 @@ class DocumentClusters:
         return cls(rarity, directions, centres)
 
 
-def _counts(texts: Sequence[str]):
+def _counts(texts: Sequence[str]) -> Any:
     """Returns the counts of hashed words, [texts, words], sparse."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -165,7 +166,7 @@ def _counts(texts: Sequence[str]):
     ).transform(texts)
 
 
-def _weighted(counts, rarity: np.ndarray):
+def _weighted(counts: Any, rarity: np.ndarray) -> Any:
     """Returns rows of unit length: logarithms of counts times how rare words are."""
     from sklearn.preprocessing import normalize
 
@@ -174,7 +175,7 @@ def _weighted(counts, rarity: np.ndarray):
     return normalize(counts.multiply(rarity[None]).tocsr())
 
 
-def _projected(rows, directions: np.ndarray) -> np.ndarray:
+def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
     """Returns the rows in these directions, of unit length."""
     from sklearn.preprocessing import normalize
 

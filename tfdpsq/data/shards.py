@@ -65,7 +65,7 @@ class PassSpec:
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         if not re.fullmatch(r"\w+", self.name):
             raise validation.InputError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
     # it does not require, importlib_resources); there are none.
     code_path = None
 
-    def __init__(self, *, path: str | os.PathLike | None = None, **kwargs):
+    def __init__(self, *, path: str | os.PathLike | None = None, **kwargs: Any) -> None:
         """Opens a BEIR directory.
 
         Args:

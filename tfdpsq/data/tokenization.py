@@ -129,7 +129,7 @@ class Tokenizer(tf.Module):
             model=self._model, out_type=tf.int32
         )
 
-    def _run(self, method: str, value):
+    def _run(self, method: str, value: Any) -> Any:
         """Calls the op, reloading the model where TF has dropped it.
 
         `tf.random.set_seed` clears the eager kernels, and with them the model

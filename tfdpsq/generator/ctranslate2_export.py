@@ -204,7 +204,9 @@ def compare(
     return result
 
 
-def _score_differences(translator, model, tokenizer, documents, ours, pieces):
+def _score_differences(
+    translator: Any, model: Any, tokenizer: Any, documents: Any, ours: Any, pieces: Any
+) -> Any:
     """Returns |ours - theirs| of the log-probability of every token of our queries."""
     sources, ids, lengths = documents
     # CTranslate2 adds the EOS, so what was cut off without one gets it here, too.

@@ -8,7 +8,7 @@ many queries are written for it. A test compares it with the uncached model.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -86,8 +86,8 @@ class CachedDecoder:
             self._head = tf.convert_to_tensor(embedding.reverse_embeddings)
             self._scale = 1.0
 
-    def _kernels(self, layer) -> _Layer:
-        def kernel(*dense):
+    def _kernels(self, layer: Any) -> _Layer:
+        def kernel(*dense: Any) -> Any:
             found = [tf.cast(kernel_of(one), self.dtype) for one in dense]
             return found[0] if len(found) == 1 else tf.concat(found, axis=1)
 
@@ -193,7 +193,9 @@ class CachedDecoder:
         hidden = tf.cast(hidden, self._head.dtype) * self._scale
         return tf.cast(tf.matmul(hidden, self._head), tf.float32), cache
 
-    def _cross(self, number, layer, kernels, x, documents):
+    def _cross(
+        self, number: Any, layer: Any, kernels: Any, x: Any, documents: Any
+    ) -> Any:
         """Attends from all rows of a document to its keys, which are read once."""
         normed = self._norm(layer.cross_attention_layer_norm, x)
         queries = tf.matmul(normed, kernels.cross_query)
@@ -216,13 +218,15 @@ class CachedDecoder:
             mixed = tf.transpose(mixed, [0, 2, 1, 3])
         return tf.matmul(tf.reshape(mixed, [-1, self._inner]), kernels.cross_output)
 
-    def _attend(self, queries, keys, values, bias, transposed):
+    def _attend(
+        self, queries: Any, keys: Any, values: Any, bias: Any, transposed: Any
+    ) -> Any:
         # T5 folds 1/√d into its initialisation: no scaling here.
         scores = tf.matmul(queries, keys, transpose_b=not transposed)
         weights = tf.nn.softmax(tf.cast(scores, self._exact) + bias)
         return tf.matmul(tf.cast(weights, self.dtype), values)
 
-    def _feed_forward(self, layer, kernels, x):
+    def _feed_forward(self, layer: Any, kernels: Any, x: Any) -> Any:
         hidden = tf.matmul(self._norm(layer.layer_norm, x), kernels.hidden)
         dense = layer.input_projector
         activation = getattr(dense, "dense", dense).activation
@@ -233,7 +237,7 @@ class CachedDecoder:
             hidden = activation(hidden)
         return tf.matmul(hidden, kernels.output)
 
-    def _norm(self, norm, x):
+    def _norm(self, norm: Any, x: Any) -> Any:
         return tf.cast(norm(x), self.dtype)
 
 

@@ -8,7 +8,7 @@ of the documents have all their queries, the others therefore continue alone.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -129,7 +129,7 @@ def generate(
     return ids, tf.reduce_sum(tf.cast(ids != 0, tf.int32), axis=1)
 
 
-def _make_step(decoder, config, logits_mask, eos_id):
+def _make_step(decoder: Any, config: Any, logits_mask: Any, eos_id: Any) -> Any:
     not_first = tf.one_hot(eos_id, logits_mask.shape[0], on_value=MASKED)
     # Added to the logits at the first position, and at all others.
     additions = tf.stack([logits_mask + not_first, logits_mask])
@@ -151,7 +151,9 @@ def _make_step(decoder, config, logits_mask, eos_id):
     return step
 
 
-def _run(decoder, step, state, documents, uniforms, early_stop):
+def _run(
+    decoder: Any, step: Any, state: Any, documents: Any, uniforms: Any, early_stop: Any
+) -> Any:
     """Runs `state` to the end by steps of `_make_step`; returns ids [B, T] int32.
 
     `uniforms` is [B, T]; `early_stop` says whether rows that have ended are dropped.
@@ -165,11 +167,11 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
         fewer = 0
     by_position = tf.transpose(uniforms)
 
-    def unfinished(state):
+    def unfinished(state: Any) -> Any:
         by_document = tf.reshape(state.finished, [count, -1])
         return ~tf.reduce_all(by_document, axis=1)
 
-    def more(*state):
+    def more(*state: Any) -> Any:
         state = _State(*state)
         going_on = state.position < length
         if early_stop:
@@ -177,7 +179,7 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
             going_on &= left > fewer
         return going_on
 
-    def body(*state):
+    def body(*state: Any) -> Any:
         return step(_State(*state), documents, by_position)
 
     state = _State(*tf.while_loop(more, body, state, maximum_iterations=length))
@@ -185,7 +187,7 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
     if not fewer:
         return ids
 
-    def go_on():
+    def go_on() -> Any:
         left = unfinished(state)
         # Unfinished documents first; some finished ones may fill up the rest.
         order = tf.argsort(tf.cast(~left, tf.int32), stable=True)

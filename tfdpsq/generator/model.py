@@ -69,8 +69,8 @@ class T5QueryGenerator(tf.keras.Model):
         dtype: str | None = None,
         rematerialize: bool = False,
         soft_prompt: int = 0,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         """Builds the model with random float32 weights.
 
         Args:
@@ -130,7 +130,7 @@ class T5QueryGenerator(tf.keras.Model):
         return tf.cast(logits, tf.float32)
 
     @without_autograph
-    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False):
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
         """Computes teacher-forced logits.
 
         Args:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -272,7 +273,7 @@ class Watcher:
         self._wrong = _others(rows["document_key"])
 
         @tf.function(reduce_retracing=True, autograph=False)
-        def measure(batch, wrong_ids, wrong_lengths):
+        def measure(batch: Any, wrong_ids: Any, wrong_lengths: Any) -> Any:
             states = model.states(batch)
             logits = model.head(states["decoder_sequence_output"])
             encoded = states["encoder_sequence_output"]
@@ -358,7 +359,7 @@ def _others(keys: np.ndarray) -> np.ndarray:
     )
 
 
-def _embed(model, ids, lengths, training: bool = False) -> tf.Tensor:
+def _embed(model: Any, ids: Any, lengths: Any, training: bool = False) -> tf.Tensor:
     mask = tf.sequence_mask(lengths, ids.shape[1], tf.int32)
     states = model.encoder(
         {"encoder_token_ids": ids, "encoder_padding_mask": mask}, training=training

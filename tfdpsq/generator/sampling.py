@@ -13,7 +13,7 @@ tokens, where sorting costs more than the network, a row needs 1.2 draws on aver
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -48,7 +48,7 @@ class SamplingConfig:
     top_k: int | None = None
     top_p: float = 0.8
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         if self.temperature != 0:
             validation.in_range(
@@ -79,7 +79,7 @@ def sample(logits: tf.Tensor, uniforms: tf.Tensor, config: SamplingConfig) -> tf
     return _sample_unsorted(logits, uniforms, config.top_p)
 
 
-def _sample_sorted(logits, uniforms, top_k, top_p):
+def _sample_sorted(logits: Any, uniforms: Any, top_k: Any, top_p: Any) -> Any:
     """Inverts the cumulative distribution of the k most probable tokens."""
     values, ids = tf.math.top_k(logits, top_k)
     cumulative = tf.cumsum(tf.nn.softmax(values), axis=-1)
@@ -95,7 +95,7 @@ def _sample_sorted(logits, uniforms, top_k, top_p):
     return tf.gather(ids, chosen, batch_dims=1)
 
 
-def _sample_unsorted(logits, uniforms, top_p):
+def _sample_unsorted(logits: Any, uniforms: Any, top_p: Any) -> Any:
     """Draws from all tokens, then from those before the drawn one, … (see above)."""
     weights = _blocks(tf.nn.softmax(logits))
     sums = tf.reduce_sum(weights, axis=-1)
@@ -107,11 +107,11 @@ def _sample_unsorted(logits, uniforms, top_p):
         return _draw(weights, sums, last, uniforms)[0].token
     target = top_p * tf.reduce_sum(sums, axis=-1)
 
-    def unsettled(draws, tokens, settled, drawn, sums):
+    def unsettled(draws: Any, tokens: Any, settled: Any, drawn: Any, sums: Any) -> Any:
         del draws, tokens, drawn, sums
         return ~tf.reduce_all(settled)
 
-    def body(draws, tokens, settled, drawn, sums):
+    def body(draws: Any, tokens: Any, settled: Any, drawn: Any, sums: Any) -> Any:
         drawn, sums = _draw(weights, sums, drawn, _renewed(uniforms, draws))
         tokens = tf.where(settled, tokens, drawn.token)
         # Not a number settles too: no loop without end.
@@ -135,7 +135,7 @@ class _Drawn(NamedTuple):
     weight: tf.Tensor  # [B] float32
 
 
-def _blocks(weights):
+def _blocks(weights: Any) -> Any:
     """[B, V] to [B, blocks, _BLOCK], filled up with zeros."""
     size = weights.shape[-1]
     missing = -size % _BLOCK
@@ -144,7 +144,7 @@ def _blocks(weights):
     return tf.reshape(weights, [-1, (size + missing) // _BLOCK, _BLOCK])
 
 
-def _draw(weights, sums, last, uniforms):
+def _draw(weights: Any, sums: Any, last: Any, uniforms: Any) -> Any:
     """Draws from the tokens that go before the last one drawn.
 
     Args:
@@ -180,14 +180,14 @@ def _draw(weights, sums, last, uniforms):
     )
 
 
-def _before(contents, ids, drawn):
+def _before(contents: Any, ids: Any, drawn: Any) -> Any:
     """`contents` [B, n] with zeros but for tokens that go before the drawn one."""
     weight, token = drawn.weight[:, None], drawn.token[:, None]
     before = (contents > weight) | ((contents == weight) & (ids < token))
     return tf.where(before, contents, 0.0)
 
 
-def _first_beyond(cumulative, weights, aim):
+def _first_beyond(cumulative: Any, weights: Any, aim: Any) -> Any:
     """The first index whose running sum exceeds `aim`, of those that have a weight."""
     beyond = (cumulative > aim[:, None]) & (weights > 0)
     first = tf.argmax(tf.cast(beyond, tf.int8), axis=-1, output_type=tf.int32)
@@ -196,7 +196,7 @@ def _first_beyond(cumulative, weights, aim):
     return tf.where(tf.reduce_any(beyond, axis=-1), first, heaviest)
 
 
-def _renewed(uniforms, draws):
+def _renewed(uniforms: Any, draws: Any) -> Any:
     """Another number for each further draw; the first draw has the number itself.
 
     A uniform float32 has 24 random bits. Number and count go through an integer hash

@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -71,7 +72,7 @@ class SynthesisConfig:
     sampling: SamplingConfig = SamplingConfig()
     prompt: str = PROMPT
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         for field in (
             "samples_per_document",
@@ -321,7 +322,7 @@ def _writer(
         tf.TensorSpec([rows, config.query_length], tf.float32),
     ]
 
-    def generated(ids, lengths, uniforms):
+    def generated(ids: Any, lengths: Any, uniforms: Any) -> Any:
         return generate(
             model,
             ids,

@@ -27,7 +27,7 @@ class Folded(keras.layers.Layer):
       layer: the wrapped layer.
     """
 
-    def __init__(self, layer: keras.layers.Layer, **kwargs):
+    def __init__(self, layer: keras.layers.Layer, **kwargs: Any) -> None:
         """Wraps a layer.
 
         Args:
@@ -37,7 +37,7 @@ class Folded(keras.layers.Layer):
         super().__init__(**kwargs)
         self.layer = layer
 
-    def call(self, inputs, **kwargs) -> tf.Tensor:
+    def call(self, inputs: Any, **kwargs: Any) -> tf.Tensor:
         """Folds, runs the layer, unfolds.
 
         Args:

@@ -46,7 +46,9 @@ class LoRADense(keras.layers.Layer):
 
     _adapts = keras.layers.Dense
 
-    def __init__(self, dense: keras.layers.Layer, rank: int, alpha: float, **kwargs):
+    def __init__(
+        self, dense: keras.layers.Layer, rank: int, alpha: float, **kwargs: Any
+    ) -> None:
         """Wraps a layer.
 
         Args:
@@ -82,13 +84,13 @@ class LoRADense(keras.layers.Layer):
         self.supports_masking = True
         _freeze_weights(dense)
 
-    def _down(self, **options) -> keras.layers.Layer:
+    def _down(self, **options: Any) -> keras.layers.Layer:
         return keras.layers.Dense(self.rank, use_bias=False, **options)
 
-    def _up(self, **options) -> keras.layers.Layer:
+    def _up(self, **options: Any) -> keras.layers.Layer:
         return keras.layers.Dense(self.dense.units, use_bias=False, **options)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates A and B, and the Dense layer's weights if it has none yet."""
         if not self.dense.built:
             self.dense.build(input_shape)
@@ -103,7 +105,7 @@ class LoRADense(keras.layers.Layer):
         """Creates A and B for the inputs that the Dense layer was built for."""
         self.build([None, self.dense.kernel.shape[0]])
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """Computes the adapted layer.
 
         Args:
@@ -140,7 +142,7 @@ class LoRADense(keras.layers.Layer):
     def _product(self) -> tf.Tensor:
         return tf.matmul(self.down.kernel, self.up.kernel)
 
-    def compute_output_shape(self, input_shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """Returns [..., n] for [..., m]."""
         return (*input_shape[:-1], self.dense.units)
 
@@ -196,7 +198,7 @@ class LoRAEinsumDense(LoRADense):
         bias = self.dense.bias
         return output if bias is None else output + tf.convert_to_tensor(bias)
 
-    def compute_output_shape(self, input_shape) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         """Returns the EinsumDense layer's output shape."""
         return tuple(self.dense.compute_output_shape(input_shape))
 
@@ -205,7 +207,7 @@ class LoRAEinsumDense(LoRADense):
         _, into, out = self._split()
         return tf.einsum(f"{into},{out}->{weight}", self.down.kernel, self.up.kernel)
 
-    def _down(self, **options) -> keras.layers.Layer:
+    def _down(self, **options: Any) -> keras.layers.Layer:
         source, _, _ = _subscripts(self.dense)
         middle, into, _ = self._split()
         letters = middle if middle.startswith("...") else middle[1:]
@@ -214,7 +216,7 @@ class LoRAEinsumDense(LoRADense):
         equation = f"{source},{into}->{middle}"
         return keras.layers.EinsumDense(equation, shape, **options)
 
-    def _up(self, **options) -> keras.layers.Layer:
+    def _up(self, **options: Any) -> keras.layers.Layer:
         _, _, target = _subscripts(self.dense)
         middle, _, out = self._split()
         shape = self.dense.partial_output_shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdpsq.keras_choice import keras
@@ -11,7 +13,7 @@ from tfdpsq.validation import InputError
 class _Pooling(keras.layers.Layer):
     """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D]."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         """Makes the layer; arguments are those of `keras.layers.Layer`."""
         kwargs.setdefault("dtype", "float32")
         super().__init__(**kwargs)
@@ -33,11 +35,11 @@ class _Pooling(keras.layers.Layer):
         """
         return self._pooled(hidden, _real_tokens(hidden, mask))
 
-    def compute_mask(self, inputs, mask=None) -> None:
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Returns no mask: the output has no token axis."""
         return None
 
-    def compute_output_shape(self, input_shape) -> tuple[int | None, int | None]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int | None]:
         """Returns [B, D] for [B, L, D]."""
         return input_shape[0], input_shape[2]
 

@@ -38,13 +38,13 @@ class QueryAdapter(keras.layers.Layer):
         before the layer is built.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         """Makes the layer; arguments are those of `keras.layers.Layer`."""
         kwargs.setdefault("dtype", "float32")
         super().__init__(**kwargs)
         self.projection: Any = None
 
-    def build(self, input_shape) -> None:
+    def build(self, input_shape: Any) -> None:
         """Makes the matrix for embeddings [..., D].
 
         Raises:
@@ -71,7 +71,7 @@ class QueryAdapter(keras.layers.Layer):
         """Maps embeddings [..., D] to [..., D] of unit length; zeros stay zeros."""
         return _unit(self.projection(queries))
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the input."""
         return input_shape
 

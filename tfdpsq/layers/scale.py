@@ -30,7 +30,7 @@ class Scale(keras.layers.Layer):
       log_scale: the weight w, or `None` if the scale is fixed.
     """
 
-    def __init__(self, initial: float, learned: bool = False, **kwargs):
+    def __init__(self, initial: float, learned: bool = False, **kwargs: Any) -> None:
         """Makes the layer.
 
         Args:

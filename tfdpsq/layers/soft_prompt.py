@@ -8,6 +8,8 @@ and a T5 has no smaller part to train.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdpsq import validation
@@ -36,7 +38,7 @@ class SoftPrompt(keras.layers.Layer):
       embedding: the layer that holds them.
     """
 
-    def __init__(self, length: int, **kwargs):
+    def __init__(self, length: int, **kwargs: Any) -> None:
         """Makes the layer.
 
         Args:
@@ -49,7 +51,7 @@ class SoftPrompt(keras.layers.Layer):
         super().__init__(**kwargs)
         self.length = validation.positive_integer("soft prompt length", length)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         """Creates the vectors, uniform in [-0.5, 0.5] like the paper's random ones."""
         self.embedding = keras.layers.Embedding(
             self.length,

@@ -8,6 +8,8 @@ gradient.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdpsq.layers.tracing import without_autograph
@@ -25,7 +27,7 @@ def log_sum_exp(scores: tf.Tensor) -> tf.Tensor:
     """
 
     @tf.custom_gradient
-    def total(scores):
+    def total(scores: Any) -> Any:
         best, more, probabilities = _best(scores)
         return best + more, lambda upstream: probabilities * upstream[..., tf.newaxis]
 
@@ -46,10 +48,10 @@ def cross_entropy(ids: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     ids = tf.convert_to_tensor(ids)
 
     @tf.custom_gradient
-    def losses(scores):
+    def losses(scores: Any) -> Any:
         best, more, probabilities = _best(scores)
 
-        def gradient(upstream):
+        def gradient(upstream: Any) -> Any:
             ones = tf.one_hot(ids, scores.shape[-1], dtype=scores.dtype)
             return (probabilities - ones) * upstream[..., tf.newaxis]
 

@@ -62,7 +62,7 @@ class T5Config:
     version: str = "1.0"
     dropout: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         for field in (
             "vocabulary_size",

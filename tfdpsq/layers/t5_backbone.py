@@ -195,7 +195,7 @@ class _Stack:
             name=f"{name}_output_dropout",
         )
 
-    def __call__(self, x: tf.Tensor, mask: tf.Tensor, **options) -> tf.Tensor:
+    def __call__(self, x: tf.Tensor, mask: tf.Tensor, **options: Any) -> tf.Tensor:
         x = self.before(x)
         bias = None
         for layer in self.layers:
@@ -229,7 +229,7 @@ def _embedding(config: T5Config, dtype: str | None, tied: bool) -> TokenEmbeddin
     return embedding
 
 
-def _deviation_one(shape, dtype=None) -> tf.Tensor:
+def _deviation_one(shape: Any, dtype: Any = None) -> tf.Tensor:
     # As T5's embedding starts (Mesh TensorFlow). keras-nlp 0.12 uses
     # TruncatedNormal(1.0), whose first argument is the *mean*: every token is then
     # nearly the same vector of ones, and so is every text.

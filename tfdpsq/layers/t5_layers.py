@@ -63,14 +63,14 @@ class T5MultiHeadAttention(_ExactWeights, keras_nlp_attention.T5MultiHeadAttenti
 
     def call(
         self,
-        hidden_states,
-        mask=None,
-        key_value_states=None,
-        position_bias=None,
-        dropout_seed=None,
-        training=False,
-        key_value_rows=None,
-    ):
+        hidden_states: Any,
+        mask: Any = None,
+        key_value_states: Any = None,
+        position_bias: Any = None,
+        dropout_seed: Any = None,
+        training: Any = False,
+        key_value_rows: Any = None,
+    ) -> Any:
         """Attends.
 
         Args:
@@ -120,7 +120,7 @@ class T5MultiHeadAttention(_ExactWeights, keras_nlp_attention.T5MultiHeadAttenti
             "use_relative_attention_bias": self.use_relative_attention_bias,
         }
 
-    def _bias(self, query_length, key_length, mask, dtype):
+    def _bias(self, query_length: Any, key_length: Any, mask: Any, dtype: Any) -> Any:
         if self.use_relative_attention_bias:
             bias = self.compute_bias(query_length, key_length)
             bias = tf.cast(bias, dtype)
@@ -174,8 +174,8 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         use_relative_attention_bias: bool = False,
         rematerialize: bool = False,
         layer_norm_epsilon: float = 1e-6,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         """Makes the layer.
 
         Args:
@@ -227,15 +227,15 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
     @without_autograph
     def call(
         self,
-        hidden_states,
-        attention_mask=None,
-        position_bias=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        use_causal_mask=False,
-        training=False,
-        encoder_rows=None,
-    ):
+        hidden_states: Any,
+        attention_mask: Any = None,
+        position_bias: Any = None,
+        encoder_hidden_states: Any = None,
+        encoder_attention_mask: Any = None,
+        use_causal_mask: Any = False,
+        training: Any = False,
+        encoder_rows: Any = None,
+    ) -> Any:
         """Runs the layer.
 
         Args:
@@ -304,7 +304,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         kinds = current_kinds()
 
         @without_autograph
-        def function(x, *tensors):
+        def function(x: Any, *tensors: Any) -> Any:
             with kinds_of_rows(kinds):  # also when it is run again, afterwards
                 return self._run(x, training=training, **dict(zip(given, tensors)))
 
@@ -335,15 +335,15 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
 
     def _run(
         self,
-        x,
-        position_bias=None,
-        mask=None,
-        encoder_states=None,
-        encoder_mask=None,
-        encoder_rows=None,
-        seeds=None,
-        training=False,
-    ):
+        x: Any,
+        position_bias: Any = None,
+        mask: Any = None,
+        encoder_states: Any = None,
+        encoder_mask: Any = None,
+        encoder_rows: Any = None,
+        seeds: Any = None,
+        training: Any = False,
+    ) -> Any:
         seed = iter([None] * _DROPOUTS if seeds is None else tf.unstack(seeds))
         attended, position_bias = self.self_attention(
             self.self_attention_layer_norm(x),

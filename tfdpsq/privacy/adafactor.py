@@ -166,7 +166,7 @@ class T5XAdafactor(keras.optimizers.Optimizer):
         """Moves the second moments on, and returns 1/√v, which broadcasts to g."""
         squares += self.epsilon1
 
-        def moved(slot, values):
+        def moved(slot: Any, values: Any) -> Any:
             return slot.assign((1 - share) * slot + share * values)
 
         dims = self._factored_dims(squares.shape.as_list())

@@ -307,7 +307,7 @@ class CompiledSteps:
             used,
         )
 
-    def _loop(self, take: Callable[[tf.Tensor], tf.Tensor], used: tf.Tensor):
+    def _loop(self, take: Callable[[tf.Tensor], tf.Tensor], used: tf.Tensor) -> Any:
         """[most] losses of the first `used` steps, one after the other; then zeros."""
 
         def body(index: tf.Tensor, losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -57,7 +57,7 @@ class _PerRow(keras.losses.Loss):
         super().__init__(reduction=keras.losses.Reduction.NONE)
         self._function = function
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         if tf.nest.is_nested(y_pred):
             count = len(tf.nest.flatten(y_pred))
             raise validation.InputError(

@@ -545,7 +545,9 @@ class _FitRecord:
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
-    def __init__(self, model, watch, per_epoch, steps, validation_data):
+    def __init__(
+        self, model: Any, watch: Any, per_epoch: Any, steps: Any, validation_data: Any
+    ) -> None:
         self._model = model
         self._watch = watch
         self._per_epoch = per_epoch

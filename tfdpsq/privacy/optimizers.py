@@ -139,7 +139,7 @@ class LogicalStep:
     build: Any
     _create_all_weights: Any
 
-    def _begin(self, plan: PrivacyPlan, engine: str, noise_seed: int | None):
+    def _begin(self, plan: PrivacyPlan, engine: str, noise_seed: int | None) -> None:
         self.plan = plan
         self.engine = engine
         self._noise_query = SeededGaussianSumQuery(
@@ -345,7 +345,9 @@ class LogicalStep:
             )
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
-    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> None:
         raise validation.InputError(
             "this optimizer does not run in a plain model's fit() or in minimize(): "
             "they know of no logical step, so noise would be added per microbatch "
@@ -510,7 +512,9 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
     class FastOptimizer(LogicalStep, parent):
         """An optimizer whose sums come from `privacy.fast`."""
 
-        def clipped_sum(self, per_example_losses, variables, layers, weights):
+        def clipped_sum(
+            self, per_example_losses: Any, variables: Any, layers: Any, weights: Any
+        ) -> Any:
             layers = list(layers)
             if not layers:
                 raise validation.InputError(
@@ -536,7 +540,9 @@ def _jacobian_class(parent: Any) -> Callable[..., LogicalStep]:
     class JacobianOptimizer(LogicalStep, parent):
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
-        def clipped_sum(self, per_example_losses, variables, layers, weights):
+        def clipped_sum(
+            self, per_example_losses: Any, variables: Any, layers: Any, weights: Any
+        ) -> Any:
             engine, together = self.engine, self.plan.rows_clipped_together
             with tf.GradientTape() as tape:
                 found = per_example_losses()
@@ -564,7 +570,9 @@ def _non_private_class(base: Any) -> Callable[..., LogicalStep]:
     class NonPrivateOptimizer(LogicalStep, base):
         """The same step without clipping and noise: the ε = ∞ baseline."""
 
-        def clipped_sum(self, per_example_losses, variables, layers, weights):
+        def clipped_sum(
+            self, per_example_losses: Any, variables: Any, layers: Any, weights: Any
+        ) -> Any:
             with tf.GradientTape() as tape:
                 total, losses = total_of(require_losses(per_example_losses()), weights)
             gradients = tape.gradient(

@@ -474,15 +474,29 @@ class _StatelessGenerator:
         self._draws = draws
         self._redrawn = redrawn
 
-    def _maybe_init(self):
+    def _maybe_init(self) -> None:
         """Called when a layer is first built; there is nothing to initialise."""
 
-    def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
+    def random_normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = None,
+        nonce: Any = None,
+    ) -> Any:
         dtype = dtype or keras.backend.floatx()
         drawn = self._drawn(lambda: noise.normal(shape, self._draw_key(), dtype))
         return mean + stddev * drawn
 
-    def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None, nonce=None):
+    def random_uniform(
+        self,
+        shape: Any,
+        minval: Any = 0.0,
+        maxval: Any = None,
+        dtype: Any = None,
+        nonce: Any = None,
+    ) -> Any:
         dtype = dtype or keras.backend.floatx()
 
         def draw() -> tf.Tensor:
@@ -491,7 +505,14 @@ class _StatelessGenerator:
 
         return self._drawn(draw)
 
-    def truncated_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
+    def truncated_normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = None,
+        nonce: Any = None,
+    ) -> Any:
         dtype = dtype or keras.backend.floatx()
 
         def draw() -> tf.Tensor:
@@ -502,7 +523,7 @@ class _StatelessGenerator:
 
         return self._drawn(draw)
 
-    def dropout(self, inputs, rate, noise_shape=None):
+    def dropout(self, inputs: Any, rate: Any, noise_shape: Any = None) -> Any:
         shape = tf.shape(inputs)
         if noise_shape is not None and not tf.is_tensor(noise_shape):
             sizes = enumerate(noise_shape)
@@ -523,7 +544,7 @@ class _StatelessGenerator:
         same_draws.not_by_unit()
         return self._key()
 
-    def make_seed_for_stateless_op(self):
+    def make_seed_for_stateless_op(self) -> Any:
         """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
         same_draws.not_by_unit()
         with tf.name_scope(_KEYED):
@@ -553,5 +574,5 @@ class _StatelessGenerator:
         key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))
         return noise.DrawKey(key[tf.newaxis], tf.stack([lower, upper]))
 
-    def make_legacy_seed(self):
+    def make_legacy_seed(self) -> Any:
         return None

@@ -91,7 +91,7 @@ class PrivacySpec:
     noise_window: int | None = None
     clip_per_layer: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value, then those that must fit each other."""
         if not _is_positive(self.epsilon):
             raise validation.InputError(
@@ -127,7 +127,7 @@ class PrivacySpec:
         if self.delta_warning:
             logging.warning("%s", self.delta_warning)
 
-    def _clashes(self):
+    def _clashes(self) -> Any:
         """Yields, for each two values that contradict each other, both and a way out.
 
         Which values are fine by themselves, and why not together:
@@ -201,7 +201,7 @@ class PrivacySpec:
                 "1e-18 and 1e18 over sensitivity_multiplier."
             )
 
-    def _clashes_of_groups(self, groups: int):
+    def _clashes_of_groups(self, groups: int) -> Any:
         for field, derived in (("sampler", ("poisson",)), ("unit", ("query", "pair"))):
             if getattr(self, field) not in derived:
                 yield (
@@ -223,7 +223,7 @@ class PrivacySpec:
                 "sensitivity_multiplier to 2."
             )
 
-    def _clashes_of_window(self, window: int):
+    def _clashes_of_window(self, window: int) -> Any:
         if self.sampler != "shuffled":
             yield (
                 f"noise_window is {window} and sampler {self.sampler!r}, with which a "
@@ -300,7 +300,7 @@ class PrivacySpec:
         )
 
 
-def _is_positive(value) -> bool:
+def _is_positive(value: Any) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)

@@ -207,7 +207,9 @@ class _Step:
             every = replica.num_replicas_in_sync
         first = tf.cast(first, tf.int64)
 
-        def accumulate(index, loss_sum, losses_counted, *sums):
+        def accumulate(
+            index: Any, loss_sum: Any, losses_counted: Any, *sums: Any
+        ) -> Any:
             part = _slice(batch, index * size, size)
             # As `batches.split_over_replicas` deals them: of the whole batch, this is
             # the same one whatever the replicas, and so is its dropout.
@@ -305,7 +307,7 @@ class _Step:
     ) -> list[tf.Tensor]:
         size, together = self.microbatch_size, self.together
 
-        def add(row, *sums):
+        def add(row: Any, *sums: Any) -> Any:
             # As many rows as there are, which a loss can read, and all its own: padding
             # could spoil the batch again. In its own place a unit has the dropout that
             # it had in the batch; in a common one all would share a draw, brought about

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -233,7 +234,7 @@ def _build(
         require_nothing_kept(of_loss)
 
 
-def _require_unused(optimizer, plan, variables) -> None:
+def _require_unused(optimizer: Any, plan: Any, variables: Any) -> None:
     """Refuses an optimizer of another plan or run, and a model without weights."""
     if optimizer.plan != plan:
         raise validation.InputError(
@@ -295,7 +296,9 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
 
 
-def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int:
+def _seeded(
+    plan: Any, optimizer: Any, kept: Kept | None, sampler_seed: int | None
+) -> int:
     """Seeds the optimizer and TensorFlow for a run; returns the sampler's seed."""
     seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
     chosen = sampler_seed is not None or optimizer.noise_seed_is_given
@@ -322,7 +325,11 @@ def _global_seed(plan: PrivacyPlan, seed: int) -> int:
 
 
 def _settings(
-    optimizer, variables, microbatch_size, jit_compile, compared
+    optimizer: Any,
+    variables: Any,
+    microbatch_size: Any,
+    jit_compile: Any,
+    compared: Any,
 ) -> dict[str, str]:
     """Settings that a resumed run must not change."""
     try:
@@ -348,7 +355,7 @@ def _settings(
     }
 
 
-def _not_trained(layers, restored) -> str:
+def _not_trained(layers: Any, restored: Any) -> str:
     """A digest of what the layers hold besides the variables that a state restores.
 
     A step that is repeated reads them, too. Metrics are left out: a loss does not.
@@ -360,7 +367,7 @@ def _not_trained(layers, restored) -> str:
     return digest.hexdigest()
 
 
-def _held(layers, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
+def _held(layers: Any, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
     """Returns the variables of layers, each once, without metrics' and those `apart`.
 
     `layers` may also hold single variables, which count in any case: a loss may read
@@ -383,18 +390,18 @@ def _held(layers, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
     return found
 
 
-def _described(traced, variables, layers, state) -> str:
+def _described(traced: Any, variables: Any, layers: Any, state: Any) -> str:
     """Returns what a loss computes, by the variables that a resumed run has, too."""
     held = [variable for module in _modules_of(layers) for variable in module.variables]
     return computation.described(traced.function, variables, [*state, *held])
 
 
-def _modules_of(layers) -> list[tf.Module]:
+def _modules_of(layers: Any) -> list[tf.Module]:
     held = [root for root in layers if isinstance(root, tf.Module)]
     return [module for root in held for module in (root, *root.submodules)]
 
 
-def _copies(variable) -> tuple:
+def _copies(variable: Any) -> tuple:
     """Returns a variable, and those of its replicas, which a trace finds by itself."""
     mirrored = isinstance(variable, tf.distribute.DistributedValues)
     return (variable, *(variable.values if mirrored else ()))
@@ -408,7 +415,7 @@ def _compiled_by_xla(jit_compile: bool) -> bool | str:
     return jit_compile and strategy.num_replicas_in_sync == 1
 
 
-def _require_same_settings(plan, settings, units, groups) -> None:
+def _require_same_settings(plan: Any, settings: Any, units: Any, groups: Any) -> None:
     """Refuses workers that would run something else than the chief."""
     settled = repr((plan.fingerprint, sorted(settings.items())))
     settled += _with_units("units", units, groups)

@@ -341,7 +341,7 @@ def require_same_rows(
             )
 
 
-def _finite_rows(run, batch, rows: Rows) -> dict[str, np.ndarray]:
+def _finite_rows(run: Any, batch: Any, rows: Rows) -> dict[str, np.ndarray]:
     """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
     A row with a NaN is nothing that training minds: it contributes nothing.
@@ -369,7 +369,7 @@ def _finite_rows(run, batch, rows: Rows) -> dict[str, np.ndarray]:
     return {name: np.stack([one[name] for one in found]) for name in batch}
 
 
-def _try_rules(setup: Setup, batch, together: int) -> None:
+def _try_rules(setup: Setup, batch: Any, together: int) -> None:
     """Tries the rules of engine "fast"; nothing of it leaves but an error."""
     if setup.optimizer.engine == "fast" and setup.layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}

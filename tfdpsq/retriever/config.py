@@ -54,7 +54,7 @@ class RetrieverConfig:
     learned_scale: bool = False
     bidirectional: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         for field in ("embedding_dim", "query_length", "document_length"):
             validation.positive_integer(field, getattr(self, field))

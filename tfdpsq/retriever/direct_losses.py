@@ -112,7 +112,7 @@ class NaiveLosses:
                 batch["weights"],
             )
 
-        def gradient(coefficients, variables):
+        def gradient(coefficients: Any, variables: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(found)
                 losses = losses_of(found, coefficients != 0)

@@ -266,7 +266,7 @@ def require_frozen_documents(model: TwoTower) -> None:
         )
 
 
-def _taking(ids: np.ndarray, lengths: np.ndarray):
+def _taking(ids: np.ndarray, lengths: np.ndarray) -> Any:
     return lambda rows: (ids[rows], lengths[rows])
 
 

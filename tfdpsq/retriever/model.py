@@ -81,8 +81,8 @@ class TwoTower(tfrs.models.Model):
         config: RetrieverConfig,
         metrics: Sequence[tfrs.metrics.Factorized] = (),
         dtype: str | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         """Builds both towers with random weights.
 
         Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -274,7 +275,7 @@ def shuffled_epochs(
     return _epochs(get_rows, count, batch_size, seed)
 
 
-def _epochs(get_rows, n: int, batch_size: int, seed: int) -> Iterator[dict]:
+def _epochs(get_rows: Any, n: int, batch_size: int, seed: int) -> Iterator[dict]:
     random = np.random.default_rng(seed)
     while True:
         order = random.permutation(n)

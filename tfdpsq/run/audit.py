@@ -205,7 +205,7 @@ def _counts(pair: Sequence[float], coins: int) -> tuple[int, int]:
     return guessed_in, guessed_out
 
 
-def _audit(config, made, trained, references) -> dict[str, Any]:
+def _audit(config: Any, made: Any, trained: Any, references: Any) -> dict[str, Any]:
     beir = audit_subject.data_of(config.canaries)
     members, others = audit_subject.members_of(
         beir, trained.split, config.other_splits, config.members, config.seed

@@ -204,7 +204,7 @@ class _Choice:
         streams.say(f"chosen among {len(runs)}: {chosen_settings}\n")
         return {"chosen": chosen_settings, "steps_of_all_runs": selection.steps}
 
-    def _require_within_budget(self, points, train: sources.Source) -> None:
+    def _require_within_budget(self, points: Any, train: sources.Source) -> None:
         """Refuses the whole grid if it would exceed the budget of the command line."""
         stage = self._config.finetune
         units = training.units_of(train, stage.unit, stage.user_field)

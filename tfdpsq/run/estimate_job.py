@@ -97,7 +97,7 @@ class Options:
     memory: bool = True
     rates: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the values that nothing else checks."""
         if bool(self.pairs) != bool(self.epochs):
             raise validation.InputError(
@@ -340,7 +340,15 @@ def _measure(
     found.update(rates.machine(dimension, kind, min(seconds, 1.0)))
 
 
-def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
+def _assumed(
+    job: Any,
+    shape: Any,
+    tower: Any,
+    options: Any,
+    devices: Any,
+    known: Any,
+    origin: Any,
+) -> list[str]:
     """Returns every assumption as a sentence."""
     document, query = _lengths(job.synthesize, options)
     of = {

@@ -223,7 +223,7 @@ def filtered(
         yield from chunk
 
 
-def _each(keep: Callable[[str], bool]):
+def _each(keep: Callable[[str], bool]) -> Any:
     return lambda chunk: [keep(row.query) for row in chunk]
 
 

@@ -158,7 +158,7 @@ def _order(row: Mapping[str, Any]) -> float:
     return -row["ndcg@10"] if "ndcg@10" in row else row["own_loss"]
 
 
-def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
+def _proxy(config: Any, directory: pathlib.Path) -> pathlib.Path:
     """Makes a BEIR directory of keyword queries, split by document."""
     beir = sources.open_beir(config.data)
 

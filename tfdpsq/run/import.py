@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+from typing import Any
 
 import ml_collections
 from absl import logging
@@ -191,7 +192,7 @@ def _with_parts(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return config
 
 
-def _tables(config: ml_collections.ConfigDict):
+def _tables(config: ml_collections.ConfigDict) -> Any:
     """Returns split -> log, the table of queries and the corpus, or `None` for those.
 
     Raises:
@@ -203,7 +204,7 @@ def _tables(config: ml_collections.ConfigDict):
             "tfds:NAME."
         )
 
-    def named(columns) -> dict[str, str]:
+    def named(columns: Any) -> dict[str, str]:
         return {what: name for what, name in columns.items() if name}
 
     queries = corpus = None
@@ -270,7 +271,7 @@ def _require_raw(table: importing.Table) -> None:
             )
 
 
-def _split(config: ml_collections.ConfigDict, tables_given: int):
+def _split(config: ml_collections.ConfigDict, tables_given: int) -> Any:
     """Returns how rows are divided; `None` where every split has a log.
 
     Raises:

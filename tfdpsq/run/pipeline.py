@@ -342,7 +342,7 @@ class Job:
         self.private, self.release = self.stages.private, self.stages.release
         self.seconds = self.stages.seconds
 
-    def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
+    def _run(self, stage: Any, name: str, free: bool, settings: dict) -> pathlib.Path:
         """Runs one stage under `release/` or `private/`.
 
         `free` outputs carry a finite ε or derive from public data alone.
@@ -456,7 +456,9 @@ class Job:
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 
-        def add(name, label, epsilon, config, settings):
+        def add(
+            name: Any, label: Any, epsilon: Any, config: Any, settings: Any
+        ) -> None:
             start = self.config.retriever_init or self.start
             settings.update(vocabulary=self.vocabulary, init=start)
             free = epsilon is None or math.isfinite(epsilon)

@@ -18,6 +18,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -178,7 +179,7 @@ def usable(
     return one
 
 
-def _check(config) -> None:
+def _check(config: Any) -> None:
     if not config.init and config.t5.vocabulary_size <= SENTINELS:
         raise validation.InputError(
             f"t5.vocabulary_size is {config.t5.vocabulary_size}; {SENTINELS} of it are "
@@ -193,7 +194,9 @@ def documents_of(data: str, texts: Iterable[str]) -> Iterator[Document]:
         yield from read_documents(pathlib.Path(path), may_be_empty=True)
 
 
-def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
+def _make(
+    config: Any, devices: Any, out: pathlib.Path, own: Any, inputs: dict, logs: Any
+) -> dict:
     _open_state(own, config, inputs)
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
@@ -244,7 +247,7 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     return {"watched": record["watched"][-1]}
 
 
-def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
+def _open_state(own: pathlib.Path, config: Any, inputs: dict) -> None:
     """Opens an unfinished run's state, if it has the same config and documents."""
     wanted = {"config": workdir.plain(config), "inputs": inputs}
     path = own / "run.json"
@@ -259,7 +262,7 @@ def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
     atomic_write(path, json.dumps({**wanted, **workdir.written_in(own)}))
 
 
-def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
+def _vocabulary(config: Any, own: pathlib.Path) -> pathlib.Path:
     if config.vocabulary or config.init:
         return sources.vocabulary_file(config.vocabulary, config.init)
     path = own / VOCABULARY_FILE
@@ -274,7 +277,7 @@ def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore]:
+def _rows(config: Any, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore]:
     def documents(held_out: bool) -> Iterator[Document]:
         return (
             document
@@ -282,7 +285,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
             if pretraining.is_held_out(document.id, config.held_out_one_in) == held_out
         )
 
-    def pairs(held_out: bool):
+    def pairs(held_out: bool) -> Any:
         return pretraining.pair_rows(
             documents(held_out),
             tokenizer,

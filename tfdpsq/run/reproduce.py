@@ -445,7 +445,7 @@ class Rows:
         return self._evaluated(row, seed, "text", systems={}, synthetic=synthetic)
 
     def _evaluated(
-        self, row: reproduce_rows.Row, seed: int, what: str, **settings
+        self, row: reproduce_rows.Row, seed: int, what: str, **settings: Any
     ) -> pathlib.Path:
         return self._run(
             evaluate,

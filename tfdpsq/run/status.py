@@ -405,7 +405,7 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
     epsilons, direct, audited = ([float(e) for e in config[name]] for name in lists)
     release, private = "release", "private"
 
-    def named(what: str, of: list[float], free: bool = True):
+    def named(what: str, of: list[float], free: bool = True) -> Any:
         row = what.startswith("retriever_") or what == "adapter"
         name = layout.epsilon_row if row else layout.epsilon_name
         for epsilon in of:

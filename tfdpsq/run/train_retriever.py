@@ -289,7 +289,7 @@ def _train_plainly(
         plain_training.train(config, context, model, source, progress, rows)
 
 
-def _untrained(config) -> retriever.TwoTower:
+def _untrained(config: Any) -> retriever.TwoTower:
     """Returns the retriever to start from: of `init`, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
     trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
@@ -415,8 +415,8 @@ def _protected(
 
 
 def _facts(
-    config,
-    model,
+    config: Any,
+    model: Any,
     inputs: dict[str, str],
     reads: list,
     mined: str,

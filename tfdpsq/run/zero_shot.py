@@ -193,7 +193,7 @@ def check_parts(config: ml_collections.ConfigDict, parts: Sequence[Part]) -> Non
 
 
 def _checked(
-    config, part: Part, directory: pathlib.Path
+    config: Any, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Returns the fingerprint of a part's data, and its counts unless searched."""
     private = releases.private_directory(directory, config.private_directory)
@@ -214,7 +214,7 @@ def _checked(
 
 
 def _search(
-    config,
+    config: Any,
     part: Part,
     output: releases.Output,
     certificate: dict[str, Any] | None,
@@ -292,7 +292,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
 
 
 def _set(
-    config,
+    config: Any,
     parts: Sequence[Part],
     directory: pathlib.Path,
     held: Mapping[str, Mapping[str, Any]],

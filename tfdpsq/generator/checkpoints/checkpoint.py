@@ -93,7 +93,7 @@ class Checkpoint:
     ignored: Sequence[str] = ()
     soft_prompt: prompt_file.StoredPrompt | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks the headers."""
         weights.check(self.slots, self.source, self.copies, self.ignored)
 

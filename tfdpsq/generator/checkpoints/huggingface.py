@@ -295,7 +295,9 @@ def _slots(config: T5Config, encoder_only: bool) -> list[t5_slots.Slot]:
     ]
 
 
-def _check_head(path: str | os.PathLike, values: Mapping[str, Any], version: str):
+def _check_head(
+    path: str | os.PathLike, values: Mapping[str, Any], version: str
+) -> None:
     """Refuses a head that is tied and scaled otherwise than the version has it."""
     tied = version == "1.0"
     key = "tie_word_embeddings"

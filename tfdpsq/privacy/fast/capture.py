@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -128,7 +129,7 @@ def _by_rule(
         own_call = tf.__internal__.autograph.tf_convert(own_call, recorder.comparing)
 
     @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(recorder.of_known_rows, args))
         with recorder.running(layer):
             output = rule(recorder, layer, *args, **kwargs)
@@ -158,20 +159,20 @@ def _recorded_again(
       record: what the rules of the layers inside write to.
     """
 
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         function, tensors = layer.pieces(*args, **kwargs)
         # `check` compares what is recorded, so it must be recorded the first time.
         if not layer.rematerialize or record.comparing:
             return function(*tensors)
 
-        def silent(*given):
+        def silent(*given: Any) -> Any:
             with record.silent():
                 return function(*given)
 
         return rematerialized(silent, tensors, differentiate(function))
 
-    def differentiate(function):
-        def gradients_of(_, given, upstream, variables):
+    def differentiate(function: Any) -> Any:
+        def gradients_of(_: Any, given: Any, upstream: Any, variables: Any) -> Any:
             sources = [tensor for tensor in given if tensor.dtype.is_floating]
             by_source: list[tf.Tensor | None] = []
             tape = tf.GradientTape()
@@ -180,7 +181,7 @@ def _recorded_again(
                     tape.watch(sources)
                     outputs = tf.nest.flatten(function(*given))
 
-                def gradients_by(targets):
+                def gradients_by(targets: Any) -> Any:
                     found = tape.gradient(
                         outputs, [*sources, *targets], output_gradients=list(upstream)
                     )

@@ -36,7 +36,7 @@ in; how precisely a device multiplies float32 is the matter of `products`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -170,7 +170,7 @@ def grouped(use: Use, size: int) -> Use:
         apart = tf.reshape(use.gradients, [shape[0] // size, size, *shape[1:]])
         return Direct(tf.reduce_sum(apart, axis=1))
 
-    def joined(factor):
+    def joined(factor: Any) -> Any:
         rows, length, *width = factor.shape
         length = -1 if length is None else size * length
         return tf.reshape(factor, [rows // size, length, *width])

@@ -52,7 +52,7 @@ def position_embedding(
     output = tf.broadcast_to(values, tf.shape(inputs))
     output.set_shape(inputs.shape)
 
-    def per_example(gradient):
+    def per_example(gradient: Any) -> Any:
         sums = sum_to(gradient, gradient.shape[-2:])
         after = table.shape[0] - start_index - length
         return tf.pad(sums, [[0, 0], [start_index, after], [0, 0]])
@@ -69,7 +69,7 @@ def t5_layer_norm(
     unit = hidden_states * tf.math.rsqrt(variance + layer.epsilon)
     output = record.read(layer.weight) * unit
 
-    def per_example(gradient):
+    def per_example(gradient: Any) -> Any:
         return sum_to(gradient * tf.cast(unit, gradient.dtype), layer.weight.shape)
 
     record.direct(layer.weight, output, per_example)
@@ -101,7 +101,7 @@ def t5_attention(
     table = layer.relative_attention_bias
     buckets, heads = table.shape
 
-    def compute_bias(query_length, key_length):
+    def compute_bias(query_length: Any, key_length: Any) -> Any:
         position = tf.range(key_length)[None, :] - tf.range(query_length)[:, None]
         ids = layer._relative_position_bucket(
             position,
@@ -112,7 +112,7 @@ def t5_attention(
         values = tf.transpose(tf.gather(record.read(table), ids), [2, 0, 1])
         output = tf.tile(values[tf.newaxis], [rows, 1, 1, 1])
 
-        def per_example(gradient):
+        def per_example(gradient: Any) -> Any:
             which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
             # A product, not a segment sum: it is small, and quick on every device.
             sums = products.product(tf.reshape(gradient, [rows * heads, -1]), which)

@@ -98,7 +98,7 @@ def prelu(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.
     below = tf.nn.relu(-inputs)
     output = tf.nn.relu(inputs) - record.read(layer.alpha) * below
 
-    def per_example(gradient):
+    def per_example(gradient: Any) -> Any:
         return sum_to(-gradient * tf.cast(below, gradient.dtype), layer.alpha.shape)
 
     record.direct(layer.alpha, output, per_example)
@@ -147,7 +147,7 @@ def depthwise_convolution(
         window = layer.kernel_size[0] * layer.kernel_size[1]
         patches = _patches(record, layer, inputs)
 
-        def per_example(gradient):
+        def per_example(gradient: Any) -> Any:
             apart = [rows, -1, channels, layer.depth_multiplier]
             return products.einsum(
                 "btwc,btck->bwck",
@@ -267,7 +267,7 @@ def _scaled(
     """`unit` · gamma + beta, both of `shape` against the last axes of the unit."""
     output = unit
 
-    def as_unit(weight):
+    def as_unit(weight: Any) -> Any:
         return tf.cast(tf.reshape(record.read(weight), shape), unit.dtype)
 
     if layer.scale:
@@ -322,7 +322,7 @@ def scale(record: Recorder, layer: keras.layers.Layer, scores: tf.Tensor) -> tf.
     """Runs tfdpsq's `Scale`: exp(w) · scores, whose gradient by w is itself · g."""
     output = tf.exp(record.read(layer.log_scale)) * scores
 
-    def per_example(gradient):
+    def per_example(gradient: Any) -> Any:
         return sum_to(gradient * tf.cast(output, gradient.dtype), [])
 
     record.direct(layer.log_scale, output, per_example)

@@ -372,7 +372,7 @@ def require_distinct(variables: Sequence[tf.Variable]) -> None:
         seen.add(variable_key(variable))
 
 
-def _graph():
+def _graph() -> Any:
     return tf.compat.v1.get_default_graph()
 
 

@@ -227,7 +227,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
     }
 
 
-def _mechanism(spec) -> str:
+def _mechanism(spec: Any) -> str:
     if not spec.private:
         return "none: no clipping and no noise"
     if spec.noise_window is not None:

@@ -278,7 +278,7 @@ def _sharing(
     leaders = set(stands.values())
     shares = {log: same & leaders - {log} for same, log in stands.items()}
 
-    def cliques(chosen: set[str], left: set[str], done: set[str]):
+    def cliques(chosen: set[str], left: set[str], done: set[str]) -> Any:
         if not left and not done:
             yield chosen
             return
@@ -500,5 +500,5 @@ def _keys(log: Composition) -> set[str]:
     return {key for release in log.releases for key in release.runs}
 
 
-def _spec_of(release: Release):
+def _spec_of(release: Release) -> Any:
     return next(iter(release.runs.values()))[0].spec

@@ -76,7 +76,7 @@ class Continuation:
     disjoint: str | None
     ledger_head: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks that there is a guarantee for all runs together."""
         if self.disjoint is not None:
             validation.one_of("disjoint", self.disjoint, composition.DISJOINT)

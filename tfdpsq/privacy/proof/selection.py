@@ -90,7 +90,7 @@ class Selection:
     score: str
     draw: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks that the runs belong together."""
         if len(self.runs) < 2:
             raise validation.InputError(
@@ -126,7 +126,7 @@ class Selection:
                     "have one ledger head, but every run has a ledger of its own."
                 )
 
-    def _problems(self, spec: PrivacySpec):
+    def _problems(self, spec: PrivacySpec) -> Any:
         yield from requirements(spec)
         first = next(iter(self.runs.values())).plan.spec
         fields = (
@@ -231,7 +231,7 @@ def share_epsilon(
         share = {"epsilon": each, "delta": delta / len(specs), **changes}
         return [dataclasses.replace(spec, **share) for spec in specs]
 
-    def spent_by(accountant: str):
+    def spent_by(accountant: str) -> Any:
         def spent(inverse: float) -> float:
             planned = shared(1 / inverse, accountant=accountant)
             # Runs that differ in what costs nothing, such as learning rates, are one.

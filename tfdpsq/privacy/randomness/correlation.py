@@ -38,7 +38,7 @@ class NoiseWindow:
     steps: int
     steps_per_epoch: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks that a window is part of an epoch."""
         validation.positive_integer("steps", self.steps)
         validation.positive_integer("steps_per_epoch", self.steps_per_epoch)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -80,7 +80,7 @@ class SeededGaussianSumQuery(parts.GaussianSumQuery):
         shares = tf.constant(self._stddev * window.shares(), sums[0].dtype)
         before = window.position(step)
 
-        def add(past, *values):
+        def add(past: Any, *values: Any) -> Any:
             drawn = self._with_draws(values, seed, step - past, shares[past])
             return past + 1, *drawn
 

@@ -193,7 +193,7 @@ class Groups:
     rows: np.ndarray
     offsets: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks that the offsets cut the rows into groups, each row into one."""
         for name in ("rows", "offsets"):
             values = np.asanyarray(getattr(self, name))

@@ -162,7 +162,7 @@ def _all_stages() -> dict[str, set[str]]:
     return found
 
 
-def _require_stage(path, config, stage: str, declaration) -> None:
+def _require_stage(path: Any, config: Any, stage: str, declaration: Any) -> None:
     if set(config) == set(declaration):
         return
     other = stage_of(config)

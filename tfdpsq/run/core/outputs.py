@@ -202,7 +202,7 @@ def settle(place: releases.Place) -> None:
 class _Umask:
     """The process's umask, tightened while any thread needs it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth, self._before = 0, 0
 

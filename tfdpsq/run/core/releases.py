@@ -81,7 +81,7 @@ class Output:
     private_directory: str = ""
     unused: tuple[str, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Applies the rule, before anything is read, made or spent."""
         validation.one_of("guarantee", self.guarantee, GUARANTEES)
         require_short(os.fspath(self.place).rstrip("/").rpartition("/")[2])

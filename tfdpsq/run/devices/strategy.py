@@ -258,7 +258,9 @@ def _losses() -> tuple[type[Exception], ...]:
     )
 
 
-def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -> None:
+def _run_with_others(
+    stage: Any, config: Any, directory: pathlib.Path, devices: Devices
+) -> None:
     with devices.scope():
         found = (directory / workdir.STAGE_FILE).is_file()
         finished = bool(workers.chiefs_number(found))

@@ -54,7 +54,7 @@ class Work:
     fitted: int = 0
     dimension: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         for field in dataclasses.fields(self):
             least = 1 if field.name in ("batch", "microbatch", "dimension") else 0
@@ -106,7 +106,7 @@ class Devices:
     scaling: float = 1.0
     price: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         for name in ("replicas", "workers"):
             validation.positive_integer(name, getattr(self, name))
@@ -270,7 +270,9 @@ def as_text(found: Estimate, devices: Devices) -> str:
     return "\n".join([*lines, *found.assumed]) + "\n"
 
 
-def _line(name, seconds, count, hours, size, devices) -> str:
+def _line(
+    name: Any, seconds: Any, count: Any, hours: Any, size: Any, devices: Any
+) -> str:
     taken = "unknown" if seconds is None else duration(seconds)
     used = "" if hours is None else f"{hours:,.2f}"
     disk = f"{size / 1e9:,.2f} GB" if size else ""

@@ -40,7 +40,7 @@ class Launch:
     shard_index: int = 0
     beam: tuple[str, ...] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Checks every value."""
         validation.positive_integer("num_shards", self.num_shards)
         if not 0 <= self.shard_index < self.num_shards:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -151,7 +152,7 @@ def check_file_name(what: str, name: str) -> None:
         )
 
 
-def _parts(config, name: str) -> list[Part]:
+def _parts(config: Any, name: str) -> list[Part]:
     path = config.paths.get(name, "")
     if not path and config.root:
         path = str(pathlib.Path(config.root) / name)

@@ -131,7 +131,7 @@ def make_step(
     variables = model.trainable_variables
     count = tf.distribute.get_strategy().num_replicas_in_sync
 
-    def contrast(queries, documents, keys):
+    def contrast(queries: Any, documents: Any, keys: Any) -> Any:
         batch = {
             "document_key": keys,
             "positive_keys": tf.fill(
@@ -145,7 +145,7 @@ def make_step(
             lambda cosines: config.scale * cosines,
         )
 
-    def step(batch):
+    def step(batch: Any) -> Any:
         seed = seed_of_step(config.seed, optimizer.iterations)
         with tf.GradientTape() as tape, dropout_seed(seed):
             losses = pretraining.pretraining_losses(model, batch, contrast)
@@ -194,7 +194,7 @@ def _optimizer(
     )
 
 
-def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
+def _save(own: pathlib.Path, manager: Any, record: dict, done: int) -> None:
     """Saves the record before the checkpoint, so none is ever without its record."""
     atomic_write(own / f"record-{done}.json", json.dumps(record))
     manager.save(checkpoint_number=done)
