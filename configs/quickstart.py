@@ -15,7 +15,7 @@ Data: the embedded pydocs corpus (docstrings; summaries are the private queries)
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-The trained weights and the generator's rate were chosen on public stand-ins (`grid`)
+The trained weights and the generator's rate were chosen on public stand-ins
 for the first T5 (the card of `t5_tiny_pydocs` has the points); the rest was set by hand
 after trials on pydocs, whose private queries only play that part.
 """

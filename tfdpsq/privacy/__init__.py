@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
     from tfdpsq.privacy.proof.reads import PrivateReads
-    from tfdpsq.privacy.proof.selection import (
-        Selection,
-        TrainedRun,
-        make_selection_certificate,
-        share_epsilon,
-    )
     from tfdpsq.privacy.proof.verification import Verification, verify_certificate
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
@@ -59,9 +53,7 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
-    "Selection",
     "Terms",
-    "TrainedRun",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
@@ -73,10 +65,8 @@ __all__ = [
     "make_logical_step",
     "make_optimizer",
     "make_plan",
-    "make_selection_certificate",
     "read_certificate",
     "read_ledger",
-    "share_epsilon",
     "train",
     "truncation_delta",
     "verify_certificate",

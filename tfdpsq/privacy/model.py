@@ -418,7 +418,7 @@ class PrivateModel(keras.Model):
     ) -> dict[str, Any]:
         """The certificate of what `fit` ran, which `verify_certificate` recomputes.
 
-        Write it as JSON next to the weights; `tfdpsq verify` and `budget` read it. It
+        Write it as JSON next to the weights; `tfdpsq verify` reads it. It
         covers `fit` alone: neither what the weights learnt from private data before,
         nor settings chosen by looking at such data, nor the reads that it lists.
 

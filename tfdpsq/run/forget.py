@@ -14,7 +14,7 @@
 | `private/examples.*`                                 |                              |
 | unfinished outputs: `.NAME.*.partial`, `.shards`, …  | what tfdpsq did not make     |
 
-`verify CERTIFICATE --ledger=LEDGER` and `budget` work as before. Ledgers and the list
+`verify CERTIFICATE --ledger=LEDGER` works as before. Ledgers and the list
 of private reads hold no query: steps, hashes, and kinds of reads. Without the key,
 nobody can test guesses at the pairs on the fingerprints in certificates, nor show which
 pairs were trained on. Files are removed, not overwritten: snapshots, backups and copies
@@ -99,10 +99,6 @@ _WRITTEN = {
     layout.LOGS: rf"({layout.PROCESS}\d+/)?("
     + _names([point_log.FILE_NAME, layout.CURVE_FILE], [])
     + rf"|{re.escape(layout.EVENTS)}.*)",
-    layout.CHOICES: _names(
-        [layout.PLAN_FILE, layout.CHOICE_FILE],
-        [layout.DIVERGED, layout.SCORES, layout.POINTS],
-    ),
 }
 # Of unfinished directories with names that others use, too: the record that is written
 # first in it, and two of its entries.

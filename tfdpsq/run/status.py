@@ -61,12 +61,7 @@ _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
 
 # Folders of a workdir that contain stages, besides itself.
-_FOLDERS = (
-    "release",
-    "private",
-    "points",
-    f"private/{layout.CHOICES}/*/{layout.POINTS}",
-)
+_FOLDERS = ("release", "private")
 # Seconds without a log line after which a remote process counts as gone, or the time
 # of three shards.
 _SILENT = 60.0

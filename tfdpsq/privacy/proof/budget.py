@@ -5,8 +5,7 @@
 fixed without looking at earlier releases; for others the sum holds.
 
 **Not composed**, as no proof is stated for it: certificates of other pairs, of another
-unit, a choice among runs next to zero-out neighbours (see `composition`), and any that
-`verify_certificate` refuses.
+unit, and any that `verify_certificate` refuses.
 
 The fingerprint of the pairs is keyed by a secret of the private directory, so equal
 fingerprints are equal pairs, but other fingerprints may be the same pairs under another
@@ -68,15 +67,13 @@ def release_of(
 def planned_release(
     plans: Mapping[str, PrivacyPlan],
     pairs: str,
-    choice_epsilon: float | None = None,
     continuation: Continuation | None = None,
 ) -> Release:
     """Returns the cost of runs that have not begun, all their steps included.
 
     Args:
-      plans: by name, of the run, or of those that one will be chosen among.
+      plans: by name.
       pairs: fingerprint of their pairs.
-      choice_epsilon: see `Release`.
       continuation: of the one run that starts from released weights.
     """
     if continuation is not None:
@@ -86,7 +83,7 @@ def planned_release(
         for name, plan in plans.items()
     }
     delta = sum(plan.spec.target_delta for plan in plans.values())
-    return Release(runs, choice_epsilon, pairs, delta)
+    return Release(runs, pairs, delta)
 
 
 def require_within(

@@ -355,7 +355,7 @@ def inherited_certificate(
 
 def parents_of(certificate: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the certificates that one continues, the last one first."""
-    while isinstance(certificate, Mapping) and "selection" not in certificate:
+    while isinstance(certificate, Mapping):
         certificate = certificate.get("continuation")
         if not isinstance(certificate, Mapping):
             return

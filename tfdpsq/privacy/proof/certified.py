@@ -1,4 +1,4 @@
-"""The plan, the selection or the continuation that a certificate describes.
+"""The plan or the continuation that a certificate describes.
 
 All its other entries follow from these; nothing else in it is looked at here. See
 `verification`, which compares the rest.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,6 @@ from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.privacy.proof.composition import Release, run_key
 from tfdpsq.privacy.proof.continuation import Continuation
-from tfdpsq.privacy.proof.selection import Selection, TrainedRun
 from tfdpsq.privacy.spec import PrivacySpec
 
 
@@ -50,69 +48,6 @@ def _plan(fields: Any, maximum: Any, sigma: Any, steps: Any) -> tuple[PrivacyPla
     if steps:
         validation.positive_integer("accounting.steps_executed", steps)
     return PrivacyPlan(spec, maximum, float(sigma)), int(steps)
-
-
-def selection_of(certificate: Mapping[str, Any]) -> Selection:
-    """The selection that a certificate's free entries describe.
-
-    Raises:
-      InputError: they describe none.
-    """
-    entries = entry_at(certificate, "selection.runs")
-    if not isinstance(entries, Mapping):
-        raise validation.InputError(
-            f"selection.runs is {validation.shown(entries)}, which are no runs"
-        )
-    target = entry_at(certificate, "accounting.target_epsilon")
-    choice_epsilon = entry_at(certificate, "selection.epsilon_of_choice")
-    score = entry_at(certificate, "selection.score")
-    chosen = entry_at(certificate, "selection.chosen")
-    draw = entry_at(certificate, "selection.draw")  # none before it was named
-    if not isinstance(score, str) or not isinstance(chosen, str):
-        raise validation.InputError(
-            f"selection.score is {validation.shown(score)} and selection.chosen "
-            f"{validation.shown(chosen)}; both must "
-            "be texts"
-        )
-    if not isinstance(draw, (str, type(None))):
-        raise validation.InputError(
-            f"selection.draw is {validation.shown(draw)}; it must be a text"
-        )
-    return Selection(
-        runs={name: _run(name, entry) for name, entry in entries.items()},
-        chosen=chosen,
-        target_epsilon=math.inf
-        if target == "inf"
-        else validation.positive("accounting.target_epsilon", target),
-        delta=_delta_of(certificate),
-        choice_epsilon=choice_epsilon,
-        score=score,
-        draw=draw,
-    )
-
-
-def _run(name: str, entry: Any) -> TrainedRun:
-    """One of a selection's runs, of which every step must have been executed."""
-    words = ("spec", "max_batch_size", "noise_multiplier", "steps_executed")
-    plan, steps = _plan(*(entry_at(entry, word) for word in words))
-    if steps != plan.spec.steps:
-        raise validation.InputError(
-            f"run {name!r} has {steps} steps of {plan.spec.steps}; runs are chosen "
-            "among when all are finished"
-        )
-    settings, head = entry_at(entry, "settings"), entry_at(entry, "ledger_head")
-    diverged = entry_at(entry, "diverged")
-    if (
-        not isinstance(settings, Mapping)
-        or not isinstance(head, (str, type(None)))
-        or not isinstance(diverged, bool)
-    ):
-        raise validation.InputError(
-            f"run {name!r} has settings {validation.shown(settings)}, ledger_head "
-            f"{validation.shown(head)} and diverged {validation.shown(diverged)}, "
-            "which they cannot be"
-        )
-    return TrainedRun(plan, settings, head, diverged)
 
 
 def continuation_of(certificate: Mapping[str, Any]) -> Continuation:
@@ -149,43 +84,16 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
     """
     head, digest = _head_of(certificate), digest_of(certificate)
     trained = {head: _trained(certificate)} if head else {}
-    require_one_kind(certificate)
     if "continuation" in certificate:
         return continuation_of(certificate).release(digest, digest, trained)
-    if "selection" not in certificate:
-        return Release(
-            {run_key(head, digest): plan_of(certificate)},
-            None,
-            _pairs_of(certificate),
-            _delta_of(certificate),
-            nameless=not head,
-            trained=trained,
-            digest=digest,
-        )
-    selection = selection_of(certificate)
-    runs = {
-        run_key(run.ledger_head, f"{digest}/{key}"): (run.plan, run.plan.spec.steps)
-        for key, run in selection.runs.items()
-    }
     return Release(
-        runs,
-        selection.choice_epsilon,
+        {run_key(head, digest): plan_of(certificate)},
         _pairs_of(certificate),
         _delta_of(certificate),
-        open_choice=selection.choice_epsilon is None,
-        nameless=not all(run.ledger_head for run in selection.runs.values()),
+        nameless=not head,
         trained=trained,
         digest=digest,
     )
-
-
-def require_one_kind(certificate: Mapping[str, Any]) -> None:
-    """Refuses a certificate of a selection that would be a continuation as well."""
-    if "selection" in certificate and "continuation" in certificate:
-        raise validation.InputError(
-            "there are entries of a selection and of a continuation, but a run that "
-            "was chosen starts from public weights"
-        )
 
 
 def _pairs_of(certificate: Mapping[str, Any]) -> str | None:

@@ -7,12 +7,6 @@ than the sum of the stated ε. What is made from a released artefact and public 
 carries the same certificate and costs nothing (post-processing): a run counts once, by
 the head of its ledger.
 
-**A run that was chosen** among several counts as all of them. A unit was either trained
-on, which costs those runs, or held out, which costs the exponential mechanism's ε at
-δ = 0 and adds to the rest. Every combination of roles over all such releases is
-computed, and the largest ε holds for every unit. Where the choice was "declared", made
-without noise, nothing is guaranteed for the units held out, nor by any total with it.
-
 **Neighbours.** Poisson batches protect a unit that is added or removed, shuffled ones a
 unit x that is replaced by nothing, all others keeping their places (zero-out). Where
 each unit's clipped gradient depends on that unit alone, or on all that were drawn, the
@@ -22,8 +16,7 @@ with nothing in the place of x the sum is that of U, whether x is drawn or not; 
 N(f(U), ·) against the mixture that x makes of it, as where x is removed. That
 |U| ≥ M is paid for in δ, as there (`accounting`). So releases of both kinds compose for
 zero-out neighbours, and the total says so. Not so those whose rows are dealt to groups
-(`clip_groups`): an empty place there can cost another unit its own. Nor a choice among
-runs, which is derived for units that are added or removed.
+(`clip_groups`): an empty place there can cost another unit its own.
 
 **Disjoint logs.** A unit in one log only is protected by the composition of that log's
 releases, whatever was released from the others (parallel composition): (largest ε,
@@ -57,8 +50,6 @@ from tfdpsq.privacy.proof.certificate import adjacency_of
 
 # How logs can be disjoint.
 TIME, USER = DISJOINT = ("time", "user")
-# Beyond this many private choices, the combinations of roles would take minutes.
-_MOST_CHOICES = 6
 # Beyond this many sets of logs that can share a unit, all releases are composed.
 _MOST_GROUPS = 1024
 _Run = tuple[PrivacyPlan, int]
@@ -70,12 +61,8 @@ class Release:
 
     Attributes:
       runs: name of the run, by `run_key` -> (plan, steps executed), of all runs.
-      choice_epsilon: ε for a unit that was held out to choose among the runs; `None`
-        where there was no private choice.
       pairs: fingerprint of the private pairs; `None` where none is stated.
       delta: δ of the certificate.
-      open_choice: whether units that were held out chose among the runs without noise,
-        so that nothing is guaranteed for them.
       trained: ledger head -> digest of what the certificate states of that run's
         training and data, where it does.
       nameless: whether a run has no ledger head, so that a second run of the same
@@ -88,10 +75,8 @@ class Release:
     """
 
     runs: Mapping[str, _Run]
-    choice_epsilon: float | None
     pairs: str | None
     delta: float
-    open_choice: bool = False
     nameless: bool = False
     trained: Mapping[str, str] = dataclasses.field(default_factory=dict)
     digest: str = ""
@@ -150,14 +135,6 @@ class Composition:
     def stopped_early(self) -> int:
         """Number of runs that took fewer steps than planned."""
         return sum(steps < plan.spec.steps for plan, steps in self._runs.values())
-
-    @property
-    def not_for(self) -> str | None:
-        """Returns the units that no ε here holds for, in words; `None` for all."""
-        parts = _distinct(self.releases)
-        if not any(part.open_choice for part in parts):
-            return None
-        return "units held out to choose among runs without noise"
 
     @property
     def pairs(self) -> set[str]:
@@ -316,16 +293,14 @@ def difference(first: Release, other: Release, one_log: bool = False) -> str | N
             "and neither guarantee says anything of the other's unit"
         )
     parts = (*first.each, *other.each)
-    chosen = any(p.open_choice or p.choice_epsilon is not None for p in parts)
     specs = [plan.spec for p in parts for plan, _ in p.runs.values()]
-    if len({spec.sampler for spec in specs}) > 1 and (
-        chosen or any(spec.clip_groups for spec in specs)
+    if len({spec.sampler for spec in specs}) > 1 and any(
+        spec.clip_groups for spec in specs
     ):
         kinds = sorted({adjacency_of(spec) for spec in specs})
-        what = "a choice among runs" if chosen else "a run with clip_groups"
         return (
-            f"their neighbours differ: {' and '.join(map(repr, kinds))}, and {what} "
-            "holds for the first kind alone"
+            f"their neighbours differ: {' and '.join(map(repr, kinds))}, and a run "
+            "with clip_groups holds for the first kind alone"
         )
     if not one_log and not first.known & other.known:
         return (
@@ -407,18 +382,9 @@ def to_the_last_step(release: Release) -> Release:
 
 
 def _epsilon(releases: Sequence[Release], delta: float, accountant: str) -> float:
-    """ε for every unit, whichever role it had in each private choice."""
-    choices = [r for r in releases if r.choice_epsilon is not None]
-    if len(choices) > _MOST_CHOICES:
-        raise validation.InputError(
-            f"there are {len(choices)} releases with a private choice, of which at "
-            f"most {_MOST_CHOICES} can be composed. Compose fewer at a time."
-        )
-    return max(
-        epsilon_of_runs(_runs_of(releases, held_out), delta, accountant)
-        + sum(r.choice_epsilon or 0.0 for r in held_out)
-        for held_out in _subsets(choices)
-    )
+    """ε of the runs of all releases, each once."""
+    runs = {key: run for release in releases for key, run in release.runs.items()}
+    return epsilon_of_runs(tuple(runs.values()), delta, accountant)
 
 
 def _summed(releases: Sequence[Release]) -> tuple[float, float]:
@@ -426,28 +392,12 @@ def _summed(releases: Sequence[Release]) -> tuple[float, float]:
     seen: set[str] = set()
     epsilon = delta = 0.0
     for release in sorted(releases, key=lambda each: len(each.runs), reverse=True):
-        if release.choice_epsilon is None and set(release.runs) <= seen:
+        if set(release.runs) <= seen:
             continue
         seen |= set(release.runs)
         epsilon += _epsilon([to_the_last_step(release)], release.delta, "pld")
         delta += release.delta
     return epsilon, delta
-
-
-def _subsets(choices: Sequence[Release]) -> Iterator[tuple[Release, ...]]:
-    for size in range(len(choices) + 1):
-        yield from itertools.combinations(choices, size)
-
-
-def _runs_of(
-    releases: Sequence[Release], held_out: Sequence[Release]
-) -> tuple[_Run, ...]:
-    """Returns the runs of all releases but some, each once."""
-    found: dict[str, _Run] = {}
-    for release in releases:
-        if not any(release is other for other in held_out):
-            found.update(release.runs)
-    return tuple(found.values())
 
 
 def _require_alike(releases: Mapping[str, Release], one_log: bool) -> None:

@@ -21,9 +21,9 @@ released, this run costs its own (ε, δ), whatever its settings were chosen by.
 So (largest ε, largest δ) holds for every unit. Logs cut by time share no query, but
 they can share a user: with unit "user" they count as logs that share units.
 
-The earlier certificate can itself be of a run that continued others, or of one that was
-chosen among several. What was released before need not be weights: a histogram of the
-same queries composes in the same way, and then the two logs are one.
+The earlier certificate can itself be of a run that continued others. What was released
+before need not be weights: a histogram of the same queries composes in the same way,
+and then the two logs are one.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Continuation:
       ledger_head: `Ledger.head` of the ledger that paid for the steps.
 
     Raises:
-      InputError: what no certificate can say: runs without privacy, of another unit, or
-        chosen among others for other neighbours, more than 12 earlier runs, or logs
-        declared disjoint that are one, or whose fingerprints are not stated.
+      InputError: what no certificate can say: runs without privacy or of another unit,
+        more than 12 earlier runs, or logs declared disjoint that are one, or whose
+        fingerprints are not stated.
     """
 
     plan: PrivacyPlan
@@ -147,7 +147,6 @@ class Continuation:
         """
         return composition.Release(
             {composition.run_key(self.ledger_head, key): (self.plan, self.steps)},
-            None,
             self.pairs,
             self.plan.spec.target_delta,
             nameless=not self.ledger_head,
@@ -229,8 +228,7 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
         delta=total.delta,
         adjacency=total.adjacency,
         unit_in_words=f"{alone['unit_in_words']}, of any of the logs that were "
-        "trained on one after the other"
-        + (f", but not for {total.not_for}" if total.not_for else ""),
+        "trained on one after the other",
     )
     found["accounting"].update(
         epsilon_pld=number(total.epsilon_pld), epsilon_rdp=number(total.epsilon_rdp)

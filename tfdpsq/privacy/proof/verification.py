@@ -5,9 +5,8 @@ that ran. Everything else that decides the guarantee follows from these, and is
 recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
 truncation's cost, ε by both accountants for the steps *executed*, δ and its warnings,
 all sentences that explain them, and the plan's fingerprint. The digest covers all of
-it. If a run was chosen among several, each of them and their composition are checked
-in the same way (see `selection`). If it started from released weights, so are their
-certificate and what both cost together (see `continuation`).
+it. If it started from released weights, so are their certificate and what both cost
+together (see `continuation`).
 
 | changed in the file                       | found by                            |
 |-------------------------------------------|-------------------------------------|
@@ -17,11 +16,7 @@ certificate and what both cost together (see `continuation`).
 | description, sensitivity argument,        | the digest only; their content is   |
 | training, fingerprints, private reads,    | the maker's word                    |
 | the ledger's head, the library's version; |                                     |
-| of a selection the score, its draw, the   |                                     |
-| runs' settings and, with all that follows |                                     |
-| from it, `selection.epsilon_of_choice`,   |                                     |
-| which no ledger holds; how logs are       |                                     |
-| disjoint                                  |                                     |
+| how logs are disjoint                     |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
 The last row is what no file can prove about itself. A digest is not a signature: a
@@ -52,12 +47,9 @@ from tfdpsq.privacy.proof.certified import (
     continuation_of,
     entry_at,
     plan_of,
-    require_one_kind,
-    selection_of,
 )
 from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
-from tfdpsq.privacy.proof.selection import Selection, computed_selection
 
 # Arithmetic and binomial tails agree to this on every machine.
 _TOLERANCE = 1e-9
@@ -70,18 +62,11 @@ _EPSILONS = (
     "guarantee.epsilon",
     "accounting.epsilon_pld",
     "accounting.epsilon_rdp",
-    "selection.epsilon_of_training",
     "continuation.epsilon_of_this_run",
     "continuation.epsilon_sum",
 )
 # Verified by itself.
 _PARENT = "continuation.parent"
-# Less than this share of its target no calibrated selection spends: `share_epsilon`
-# uses up 99 % of it, and accountants of other versions agree to 1 %. Of k like runs one
-# makes about 1/(2k) of ε: one that is left out shows up to k = 25. Of more it does not
-# where the total δ was lowered with it; nor does any where the target was as well.
-# Whoever has the ledgers can count them; a certificate cannot prove what it leaves out.
-_LEAST_SPENT = 0.98
 # What the maker of a certificate states and nothing else follows from.
 _STATED: dict[str, Any] = {
     "format": str,
@@ -181,12 +166,6 @@ def _followed(
       InputError: the free entries describe no run.
       ArithmeticError, TypeError, ValueError: likewise.
     """
-    require_one_kind(certificate)
-    if "selection" in certificate:
-        selection = selection_of(certificate)
-        problems += _selection_problems(certificate, selection)
-        plan = selection.runs[selection.chosen].plan
-        return plan, _leaves(computed_selection(selection))
     if "continuation" in certificate:
         _require_parent(certificate)
         continuation = continuation_of(certificate)
@@ -208,49 +187,21 @@ def _require_parent(certificate: Mapping[str, Any]) -> None:
         raise validation.InputError(f"the certificate of its parent: {problem}")
 
 
-def _selection_problems(
-    certificate: Mapping[str, Any], selection: Selection
-) -> list[str]:
-    """Lists what no selection has whose runs were planned together."""
-    problems = []
-    for name, run in selection.runs.items():
-        found = _plan_problems(run.plan)
-        problems += [f"run {name!r}: {problem}" for problem in found]
-    head = selection.runs[selection.chosen].ledger_head
-    if certificate.get("ledger_head") != head:
-        problems.append(
-            f"ledger_head is {validation.shown(certificate.get('ledger_head'))}, but "
-            f"that of the chosen run {head!r}."
-        )
-    target, spent = selection.target_epsilon, selection.epsilon_of_training()
-    if math.isfinite(target) and not (
-        target * _LEAST_SPENT <= spent <= target * (1 + _EPSILON_TOLERANCE)
-    ):
-        problems.append(
-            f"all {len(selection.runs)} runs together spend epsilon {spent:.6g}, but "
-            f"they were planned to spend {target:g}: a run is left out, or another "
-            "one added."
-        )
-    return problems
-
-
 def ledger_problems(
     certificate: Mapping[str, Any], ledger: LedgerSummary
 ) -> tuple[str, ...]:
     """Lists where the ledger of a run contradicts its certificate.
 
-    It may be of the certificate's run, of one of those that this was chosen among, or
-    of one that it continues: the one that states the ledger's head.
+    It may be of the certificate's run, or of one that it continues: the one that
+    states the ledger's head.
 
     Args:
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
     for earlier in parents_of(certificate):
-        heads = [earlier.get("ledger_head")]
-        if "selection" in earlier:
-            heads = [run.ledger_head for run in selection_of(earlier).runs.values()]
-        if ledger.head in heads and certificate.get("ledger_head") != ledger.head:
+        own = certificate.get("ledger_head")
+        if ledger.head == earlier.get("ledger_head") and own != ledger.head:
             certificate = earlier
             break
     stated: Mapping[str, Any] = {
@@ -262,17 +213,6 @@ def ledger_problems(
             "ledger_head",
         )
     }
-    if "selection" in certificate:
-        runs = selection_of(certificate).runs.values()
-        found = [run for run in runs if run.ledger_head == ledger.head]
-        if not found:
-            return (
-                f"no run of the selection has a ledger whose last line is "
-                f"{ledger.head!r}.",
-            )
-        steps = found[0].plan.spec.steps
-        own = (found[0].plan.fingerprint, steps, steps, ledger.head)
-        stated = dict(zip(stated, own))
     problems = []
     for path, paid, what in (
         ("plan", ledger.plan, "the ledger was opened for the plan"),

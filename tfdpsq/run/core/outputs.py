@@ -35,7 +35,7 @@ PRIVATE_FILES = (
     "seconds.json",
     "peak_memory.json",
 )
-PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS, layout.CHOICES)
+PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS)
 
 
 # -- Private directories ----------------------------------------------------------

@@ -39,7 +39,6 @@ PRIVATE = certificate_files.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
-# Of the private directory: the points of `choose`, all of which the ε counts, and logs.
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
@@ -129,13 +128,12 @@ class Output:
 def _require_apart(place: pathlib.Path, private: pathlib.Path) -> None:
     """Refuses the place of what stages keep while they make their output.
 
-    Runs, logs and choices are written as an output is made; the output could not take
-    their place, when all was paid. Points of a choice have outputs in it.
+    Runs and logs are written as an output is made; the output could not take their
+    place, when all was paid.
     """
     real = map(os.path.realpath, (place, private))
     below = pathlib.Path(os.path.relpath(*real)).parts
-    inside = below[:1] in ((layout.RUNS,), (layout.LOGS,))
-    if inside or (below[:1] == (layout.CHOICES,) and len(below) < 3):
+    if below[:1] in ((layout.RUNS,), (layout.LOGS,)):
         raise validation.InputError(
             f"{place} is where {below[0]} of {private} are kept. Use another --workdir."
         )
@@ -370,8 +368,6 @@ def marked(folder: pathlib.Path) -> str | None:
     found = (_mark(folder / name) or {} for name in _STATING)
     stating = (values.get(certificate_files.GUARANTEE) for values in found)
     known = [each for each in stating if each in GUARANTEES]
-    if known and folder.parent.match(f"{layout.CHOICES}/*/{layout.POINTS}"):
-        known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
 
 

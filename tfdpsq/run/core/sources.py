@@ -410,7 +410,7 @@ def require_prompt(
     if not path.is_file():
         return
     trained = workdir.read_json(path)["config"]
-    theirs = trained.get("finetune", trained).get("prompt", prompt)
+    theirs = trained.get("prompt", prompt)
     if theirs != prompt:
         raise validation.InputError(
             f"{setting} is {validation.shown(prompt)}, but {generator} was trained "

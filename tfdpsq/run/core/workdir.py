@@ -561,11 +561,6 @@ def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
         for key, kind in entries.items():
             if not isinstance(found.get(key), kind):
                 raise ValueError(f"it has no sound entry {key!r}")
-        # Of `choose`: what is asked of a generator's config is asked of this part.
-        if name == STAGE_FILE and not isinstance(
-            found["config"].get("finetune", {}), dict
-        ):
-            raise ValueError("it has no sound entry 'config.finetune'")
     except ValueError as error:
         raise validation.DataError(
             path,
