@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
     from tfdpsq.privacy.step import make_logical_step
-    from tfdpsq.privacy.terms import Coupled, Terms
+    from tfdpsq.privacy.terms import Coupled
     from tfdpsq.privacy.training import train
     from tfdpsq.validation import DataError, InputError
 else:
@@ -53,7 +53,6 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
-    "Terms",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",

@@ -38,15 +38,9 @@ def require_covered(plan: PrivacyPlan) -> None:
     """Refuses a plan whose sensitivity does not cover rows that read each other.
 
     Raises:
-      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit; or
-        clipping by layer.
+      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit.
     """
     spec = plan.spec
-    if spec.clip_per_layer:
-        raise validation.InputError(
-            "clip_per_layer is True, but coupled rows are clipped over all weights. "
-            "Leave it unset."
-        )
     if plan.rows_clipped_together > 1:
         raise validation.InputError(
             f"coupled rows are clipped one by one, but the plan clips "

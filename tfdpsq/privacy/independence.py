@@ -33,7 +33,7 @@ from tfdpsq.privacy.loop import REFUSED_VALUES
 from tfdpsq.privacy.optimizers import Clipped
 from tfdpsq.privacy.randomness.same_draws import same_draws
 from tfdpsq.privacy.replay import Node, draws_from_state, nodes_of, replayable
-from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses
+from tfdpsq.privacy.terms import Coupled, Losses, require_losses
 
 # Operations on a resource that only read it, and those on containers that live no
 # longer than the step. All others write: also such as are not known here.
@@ -121,12 +121,6 @@ def check_independence(
 
     def losses(values: Mapping[str, np.ndarray]) -> np.ndarray:
         found = run(values)
-        if isinstance(found, Terms):
-            raise validation.InputError(
-                "the loss is made of terms, of which it cannot be known by row what "
-                "they depend on. Declare their sensitivity (sensitivity_multiplier in "
-                "the spec, above 1) and set microbatch_size to None."
-            )
         require_losses(found)
         if found.shape[0] != rows:
             raise validation.InputError(
@@ -443,9 +437,7 @@ def _norm(whole: Sequence[tf.Tensor], *parts: Sequence[tf.Tensor]) -> float:
 
 def finite_rows(run: Run, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """[rows] bool: where losses are finite, as they must be on rows for trials."""
-    found = run(batch)
-    losses = found.losses if isinstance(found, Terms) else found
-    return np.isfinite(np.asarray(losses, np.float64))
+    return np.isfinite(np.asarray(run(batch), np.float64))
 
 
 def run_of(

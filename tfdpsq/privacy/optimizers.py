@@ -43,10 +43,8 @@ from tfdpsq.privacy.spec import ENGINES
 from tfdpsq.privacy.terms import (
     Coupled,
     Losses,
-    Terms,
     require_losses,
     require_rows,
-    total_of,
 )
 
 OPTIMIZERS = {
@@ -223,8 +221,7 @@ class LogicalStep:
         """The sum over units of each unit's clipped gradient.
 
         Args:
-          per_example_losses: runs the model and returns one loss per row, [rows], or
-            `Terms`.
+          per_example_losses: runs the model and returns one loss per row, [rows].
           variables: what to differentiate by.
           layers: the model or layers that hold `variables`; used by engine "fast".
           weights: [rows], 0 for padding rows, which contribute nothing.
@@ -401,11 +398,6 @@ def make_optimizer(
                 "could move the sum by more than the sensitivity. Leave it out; "
                 "microbatch_size in train or PrivateModel bounds memory."
             )
-    if spec.private and spec.clip_per_layer and engine != "fast":
-        raise validation.InputError(
-            f"clip_per_layer is True and engine {engine!r}, which clips all weights "
-            'together. Set engine to "fast", or leave clip_per_layer unset.'
-        )
     _require_rate(learning_rate, spec.steps)
     _require_options(options)
     options["learning_rate"] = learning_rate
@@ -529,7 +521,6 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
                 spec.clip_norm,
                 weights=weights,
                 rows_per_unit=self.plan.rows_clipped_together,
-                per_layer=spec.clip_per_layer,
             )
             return Clipped(result.sums, result.losses, True)
 
@@ -543,17 +534,12 @@ def _jacobian_class(parent: Any) -> Callable[..., LogicalStep]:
         def clipped_sum(
             self, per_example_losses: Any, variables: Any, layers: Any, weights: Any
         ) -> Any:
-            engine, together = self.engine, self.plan.rows_clipped_together
+            together = self.plan.rows_clipped_together
             with tf.GradientTape() as tape:
-                found = per_example_losses()
-                if isinstance(found, Terms):
-                    raise validation.InputError(
-                        f"the loss is made of terms, and engine {engine!r} cannot "
-                        'weight what it has clipped. Use engine "fast".'
-                    )
+                found = require_rows(per_example_losses())
                 # A padding row's loss is exactly zero, and so is its gradient;
                 # `where` rather than a product, as 0 · NaN would not be.
-                losses = tf.where(weights > 0, require_rows(found), 0.0)
+                losses = tf.where(weights > 0, found, 0.0)
                 by_unit = tf.reduce_sum(tf.reshape(losses, [-1, together]), axis=1)
             finite_tape = FiniteTape(tape)
             averaged = parent._compute_gradients(
@@ -574,7 +560,9 @@ def _non_private_class(base: Any) -> Callable[..., LogicalStep]:
             self, per_example_losses: Any, variables: Any, layers: Any, weights: Any
         ) -> Any:
             with tf.GradientTape() as tape:
-                total, losses = total_of(require_losses(per_example_losses()), weights)
+                losses = require_losses(per_example_losses())
+                losses = tf.where(weights > 0, losses, 0.0)
+                total = tf.reduce_sum(losses)
             gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )

@@ -39,7 +39,7 @@ from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise, same_draws
-from tfdpsq.privacy.terms import Coupled, Terms
+from tfdpsq.privacy.terms import Coupled
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
 # a `tf.random.Generator`; the stateless ones are none of them.
@@ -193,11 +193,10 @@ def traced(
             if isinstance(found, Coupled):
                 made = found.gradient(tf.one_hot(0, rows), variables)
                 return tensors_of([found.losses, made])
-            values = found.values if isinstance(found, Terms) else found
             gradients: list[Any] = []
             # Other gradients are made of operations that neither draw nor write.
             if _defines_gradients(nodes_of(tf.compat.v1.get_default_graph())):
-                gradients = tape.gradient(values, variables)
+                gradients = tape.gradient(found, variables)
         return tensors_of([found, gradients])
 
     draws: list[Draw] = []

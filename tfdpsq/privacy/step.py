@@ -16,13 +16,7 @@ from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import full_dtype
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
-from tfdpsq.privacy.terms import (
-    Losses,
-    Terms,
-    is_in_parts,
-    require_losses,
-    sum_of_parts,
-)
+from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -55,8 +49,8 @@ def make_logical_step(
 
     Args:
       per_example_losses: maps a microbatch (a dict of tensors with `microbatch_size`
-        leading rows) to one loss per row, [microbatch_size] float32, or to `Terms`.
-        It runs the model in training mode.
+        leading rows) to one loss per row, [microbatch_size] float32. It runs the
+        model in training mode.
       variables: the trainable variables.
       optimizer: made by `make_optimizer`.
       microbatch_size: rows differentiated at a time; a multiple of the plan's
@@ -68,9 +62,9 @@ def make_logical_step(
         the plan's sensitivity must account for it, and all rows of a logical batch
         must form one microbatch.
       copies_are_separate: for rows that are not independent and engine "fast", which
-        tells gradients apart by what a layer ran on: declares that every loss, or
-        value of `Terms`, runs the layers on copies of its own of all rows that it
-        reads. `fast.check` tests that, and `train` calls it.
+        tells gradients apart by what a layer ran on: declares that every loss runs the
+        layers on copies of its own of all rows that it reads. `fast.check` tests that,
+        and `train` calls it.
       coupled: the loss returns `Coupled`, and its rows are differentiated one by one
         with every engine. `microbatch_size` is then M, every replica takes the whole
         batch, and the rows are dealt to them (see `coupled`).
@@ -123,7 +117,6 @@ def make_logical_step(
         rows_are_independent and private and not coupled,
         together,
         coupled,
-        reads_rows=not rows_are_independent,
     )
     return step.run
 
@@ -157,7 +150,6 @@ def make_microbatch_sum(
         rows_are_independent,
         _whole_units(rows, optimizer),
         coupled=False,
-        reads_rows=not rows_are_independent,
     )
     zero = tf.constant(0, tf.int64)
 
@@ -178,7 +170,6 @@ class _Step:
     spares_others: bool  # a row without a finite gradient costs nobody else
     together: int
     coupled: bool
-    reads_rows: bool  # a loss reads other rows than its own; it may come in parts
 
     def run(
         self,
@@ -280,27 +271,9 @@ class _Step:
             with replayed():
                 found = coupled_rows.require_coupled(self.per_example_losses(part))
                 return optimizer.coupled_sum(found, self.variables, part["weights"])
-        if self.reads_rows:
-            with replayed():
-                terms: Any = self.per_example_losses(part)
-            if is_in_parts(terms):
-                return Clipped(self._of_parts(terms, replayed), terms.losses, True)
         return optimizer.clipped_sum(
             losses, self.variables, self.layers, part["weights"]
         )
-
-    def _of_parts(self, found: Terms, replayed: Callable[[], Any]) -> list[tf.Tensor]:
-        def clipped_sum(terms: Callable[[], Terms]) -> Sequence[tf.Tensor]:
-            def of_part() -> Terms:
-                with replayed():
-                    return terms()
-
-            ones = tf.ones(found.coefficients.shape[1])  # the coefficients have zeros
-            return self.optimizer.clipped_sum(
-                of_part, self.variables, self.layers, ones
-            ).sums
-
-        return sum_of_parts(found, clipped_sum, self._zero_sums())
 
     def _one_by_one(
         self, part: Batch, number: tf.Tensor, keys: StepKeys

@@ -76,7 +76,7 @@ def train(
 
     Args:
       plan: sampler, noise scale, number of steps.
-      per_example_losses: maps a batch to one loss per row, or to `Terms`; see
+      per_example_losses: maps a batch to one loss per row; see
         `make_logical_step`.
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.

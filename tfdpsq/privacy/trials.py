@@ -27,7 +27,6 @@ from tfdpsq.privacy.independence import (
 )
 from tfdpsq.privacy.loop import Take, unquoted_values
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
-from tfdpsq.privacy.terms import Terms, is_in_parts
 
 # Rows on which rules and independence are tried, and how often others are looked for
 # where losses are not finite.
@@ -435,10 +434,7 @@ def _is_reached(setup: Setup, batch: Mapping[str, np.ndarray]) -> bool:
         with replay.replayable(setup.layers, tf.constant([1, 2], tf.int64), 0, 0):
             with tf.GradientTape() as tape:
                 found = setup.per_example_losses(tensors)
-                values: Any = found.values if isinstance(found, Terms) else found
-                if is_in_parts(found):
-                    values = values(tf.constant(0))
-        gradients.extend(tape.gradient(values, list(setup.variables)))
+        gradients.extend(tape.gradient(found, list(setup.variables)))
 
     tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
     strategy = tf.distribute.get_strategy()

@@ -107,7 +107,6 @@ SETTINGS: settings.Declaration = {
     # Steps of an epoch over which noise cancels, with sampler "shuffled"; 0: none.
     "noise_window": settings.Integer(0, 0, settings.STEPS),
     # Clip each variable by itself, to its share of the clip norm.
-    "clip_per_layer": settings.Flag(False),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
     **training_settings.steps_settings(1),
@@ -124,7 +123,6 @@ ACTING = (
     acting.Only("user_field", "unit", ("user",)),
     acting.Only("continues", "init"),
     acting.Only("noise_window", "sampler", ("shuffled",)),
-    acting.Only("clip_per_layer", "engine", ("fast",)),
     *training_settings.OPTIMIZER_ACTING,
 )
 

@@ -190,7 +190,6 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "sensitivity": plan.sensitivity,
             "noise_stddev": plan.noise_stddev,
             "normalised_by": "expected batch size",
-            **_clipping(spec),
             **_cancelling(plan),
         },
         "sampler": {
@@ -235,16 +234,6 @@ def _mechanism(spec: Any) -> str:
     if spec.sampler == "shuffled":
         return "Gaussian mechanism on shuffled batches (DP-SGD)"
     return "Poisson-subsampled Gaussian mechanism (DP-SGD)"
-
-
-def _clipping(spec: PrivacySpec) -> dict[str, Any]:
-    if not (spec.private and spec.clip_per_layer):
-        return {}
-    return {
-        "clipping_in_words": "The gradient of each variable is clipped by itself, to "
-        "clip_norm times the square root of its share of all trained weights, so that "
-        "all of them together have norm clip_norm at most."
-    }
 
 
 def _cancelling(plan: PrivacyPlan) -> dict[str, Any]:

@@ -142,10 +142,10 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "Mechanism": at("mechanism.name"),
         "Noise": f"noise multiplier {at('mechanism.noise_multiplier')}, clip norm "
         f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}"
-        + "".join(
-            f". {_at(certificate, key)}"
-            for key in ("mechanism.noise_in_words", "mechanism.clipping_in_words")
-            if _at(certificate, key) != _MISSING
+        + (
+            f". {_at(certificate, 'mechanism.noise_in_words')}"
+            if _at(certificate, "mechanism.noise_in_words") != _MISSING
+            else ""
         ),
         "Why this sensitivity": at("mechanism.sensitivity_argument"),
         "Units": f"n = {at('sampler.n')}, {at('sampler.n_in_words')}; "

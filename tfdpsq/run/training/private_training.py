@@ -39,7 +39,6 @@ _LATER = (
     "continues",
     "histogram",
     "noise_window",
-    "clip_per_layer",
     "noiseless_learning_rate",
 )
 # Pairs tokenised at a time.
@@ -165,7 +164,6 @@ def spec_of(
         "accountant": config.accountant,
         "sampler": config.sampler,
         "noise_window": config.get("noise_window") or None,
-        "clip_per_layer": config.get("clip_per_layer", False),
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
         "secure": config.secure,
@@ -195,7 +193,7 @@ def counting_spec(
         whole.update(
             clip_norm=1.0, batch_size=n, steps=1, epochs=0.0, sampler="poisson"
         )
-    return spec_of(whole, units, noise_window=None, clip_per_layer=False)
+    return spec_of(whole, units, noise_window=None)
 
 
 def declared_n(
