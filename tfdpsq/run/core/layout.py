@@ -20,7 +20,7 @@ SETS = "runs"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 # `audit`: the findings.
 AUDIT_FILE = "audit.json"
-# Below a private directory; `forget` deletes no file of a name that is not here.
+# Below a private directory.
 # Of a training run, besides its ledger and `checkpoint.STATE`: its settings, and the
 # tokenised pairs of a training that is killed.
 RUN_FILE = "run.json"
@@ -37,8 +37,6 @@ TABLE_FILES = ("tables.json", "tables.html")
 EXAMPLE_FILES = ("examples.json", "examples.html")
 # Of a whole job, which show private queries.
 JOB_FILES = ("report.html", "results.json", *TABLE_FILES)
-# In a private directory whose content `forget` has begun to delete.
-FORGOTTEN = "forgotten.json"
 
 
 def epsilon_name(epsilon: float) -> str:

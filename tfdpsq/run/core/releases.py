@@ -70,8 +70,8 @@ class Output:
 
     Raises:
       InputError: a private output in a released place, or a private directory in one;
-        or another one in a place of a release that looks private or hidden; or one in a
-        workdir that was forgotten, or where runs, logs or choices are kept.
+        or another one in a place of a release that looks private or hidden; or one
+        where runs or logs are kept.
     """
 
     place: Place
@@ -98,15 +98,11 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
                 f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
-        # The place may be the workdir of a job itself, or deep in a private directory.
         place = pathlib.Path(any_files.without_scheme(self.place))
-        kept = [up for up in place.parents if up.name == PRIVATE_FOLDER]
-        kept.append(place / PRIVATE_FOLDER)
+        private = place / PRIVATE_FOLDER
         with contextlib.suppress(validation.InputError):  # it needs none, and has none
-            kept.append(private_directory(self.place, self.private_directory))
-        for directory in kept:
-            require_not_forgotten(directory)
-        _require_apart(place, kept[-1])
+            private = private_directory(self.place, self.private_directory)
+        _require_apart(place, private)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -152,27 +148,6 @@ def require_short(name: str) -> None:
         raise validation.InputError(
             f"an output would be called {validation.shown(name)}, of "
             f"{len(os.fsencode(name))} bytes. Give a name of at most {_LONGEST_NAME}."
-        )
-
-
-def require_not_forgotten(private: pathlib.Path) -> None:
-    """Refuses a private directory whose content `forget` has begun to delete.
-
-    Raises:
-      InputError: it is one, or may not be entered.
-    """
-    try:
-        forgotten = (private / layout.FORGOTTEN).exists()
-    except PermissionError as error:
-        closed = private if os.path.exists(private) else private.parent
-        raise validation.InputError(
-            f"{closed}: {error.strerror}. Change its permissions, or use another path."
-        ) from error
-    if forgotten:
-        raise validation.InputError(
-            f"{private} was deleted by `tfdpsq forget`, all or in part: its keys and "
-            "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
-            "--delete` again to delete the rest, and use another workdir."
         )
 
 

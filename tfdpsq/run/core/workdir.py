@@ -466,8 +466,6 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
         with held(left, busy):
             shutil.rmtree(left)  # of a run that was killed; it was never released
     with outputs.filled(output) as temporary, held(temporary, busy):
-        # Between its look for the mark and the lock, `forget` may have looked for both.
-        outputs.require_not_forgotten(output)
         yield temporary
 
 

@@ -26,7 +26,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
-from tfdpsq.run.core import layout, outputs, records, releases, sources, workdir
+from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes, training_settings
@@ -241,12 +241,10 @@ def open_run(
 
     Raises:
       InputError: another process uses it; or a run with other settings or data, or of
-        another output, was begun there; or the workdir was forgotten.
+        another output, was begun there.
     """
     with locked(directory):
         checkpoint.require_own_state(directory)
-        # Again, for PRIVATE/runs/NAME: `forget` looks for locks after it left its mark.
-        releases.require_not_forgotten(directory.parent.parent)
         _begin(directory, config, inputs, output)
         yield
 
@@ -395,13 +393,11 @@ def stored_rows(
 def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
     """Removes a finished run's seeds, states and rows; its ledger stays.
 
-    A run of another output that has the directory is left as it is. Where `forget` has
-    begun, seeds that it did not get to are removed all the same.
+    A run of another output that has the directory is left as it is.
     """
     if not directory.is_dir():
         return
     busy = f"{directory} is in use by another process, which removes them itself."
-    # Not `locked`, which refuses a workdir that was forgotten.
     with contextlib.suppress(workdir.Held), workdir.held(directory, busy):
         if _is_of(directory, output):
             checkpoint.discard(directory)
