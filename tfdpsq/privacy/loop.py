@@ -376,7 +376,7 @@ class Loop:
         ledger = kept.ledger
         trained = self.take_steps.variables  # the first of the state
         start = checkpoint.restore(
-            kept.directory, self.state, ledger.steps_paid, kept.secrets, len(trained)
+            kept.directory, self.state, ledger.steps_paid, ledger.run, len(trained)
         )
         if start is None:
             if not finite_check(trained)():
@@ -397,7 +397,7 @@ class Loop:
         return start
 
     def _save(self, kept: Kept, done: int) -> None:
-        checkpoint.save(kept.directory, done, self.state, kept.secrets)
+        checkpoint.save(kept.directory, done, self.state, kept.ledger.run)
 
 
 @contextlib.contextmanager
@@ -480,7 +480,7 @@ def kept_in(
     path = os.path.join(directory, LEDGER)
     # Without a guarantee nothing is spent: a finished run may simply be done again.
     repeats = not plan.spec.private and not checkpoint.is_open(directory)
-    ledger = Ledger.open(
+    ledger = Ledger(
         path,
         plan.fingerprint,
         data_fingerprint,
@@ -490,11 +490,7 @@ def kept_in(
     )
     try:
         secrets = checkpoint.open_secrets(
-            directory,
-            ledger.steps_paid,
-            settings,
-            plan.spec.secure,
-            ledger.first_chain,
+            directory, ledger.run, ledger.steps_paid, settings, plan.spec.secure
         )
         yield Kept(directory, ledger, secrets)
     finally:

@@ -98,7 +98,7 @@ class PrivateModel(keras.Model):
         )
         self.steps_executed = 0
         self._directory: str | None = None
-        self._ledger_head: str | None = None
+        self._run_id: str | None = None
         self._is_running = False
         self._ran: _FitRecord | None = None
         self.reads = private_reads.PrivateReads(strict=strict)
@@ -328,7 +328,7 @@ class PrivateModel(keras.Model):
         paid = ledger.steps_paid if ledger else None
         ran = epoch.executed if paid is None else paid
         self.steps_executed = max(self.steps_executed, ran)
-        self._ledger_head = ledger.head if ledger else None
+        self._run_id = ledger.run if ledger else None
 
     def _record_reads(
         self, directory: str | os.PathLike | None, validation_data: Any
@@ -371,9 +371,9 @@ class PrivateModel(keras.Model):
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
         ledger = ledger_in(directory, self.plan.fingerprint)
-        head = ledger.head if ledger else None
+        run_id = ledger.run if ledger else None
         # Another ledger, or none, would not count the steps that were paid before.
-        same = directory == self._directory and head == self._ledger_head
+        same = directory == self._directory and run_id == self._run_id
         if self.steps_executed and (directory is None or not same):
             raise validation.InputError(
                 f"fit has run {self.steps_executed} steps of its plan already; to run "
@@ -482,7 +482,7 @@ class PrivateModel(keras.Model):
             },
             fingerprints=fingerprints,  # refused where they are no mapping
             private_reads=self.reads.entries,
-            ledger_head=self._ledger_head,
+            run_id=self._run_id,
         )
 
 

@@ -8,9 +8,12 @@ is computed from.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +21,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, computation, fast, trials, workers
+from tfdpsq.privacy import checkpoint, fast, trials, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
@@ -34,6 +38,9 @@ from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.step import Batch, Setup
 from tfdpsq.privacy.terms import Losses
+
+# An entry of Keras's optimizers' configurations.
+_XLA = "jit_compile"
 
 
 def train(
@@ -94,8 +101,8 @@ def train(
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
         one that is meant for release. Weights of `layers` that are not trained are not
-        kept: a run refuses to go on with others, or where ε is finite with layers or a
-        loss that compute something else (see `computation`).
+        kept: a run refuses to go on with others, or with layers that have another
+        configuration. The loss's code is not compared.
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
@@ -181,10 +188,9 @@ def train(
         read += traced.function.graph.variables
         take = trials.of_one_shape(take, batch)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
-    if repeats and plan.spec.private:
-        settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     if repeats:
-        settings[checkpoint.NOT_TRAINED] = _not_trained(read, [*variables, *state])
+        settings["the model's configuration"] = _configuration(layers)
+        settings["frozen weights"] = _not_trained(read, [*variables, *state])
     data_fingerprint = _with_units(data_fingerprint, units, groups)
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
@@ -345,13 +351,13 @@ def _settings(
         config = {}
     return {
         "engine": optimizer.engine,
-        "optimizer": repr(sorted(config.items(), key=str)),
+        # Keras sets jit_compile by whether there is a GPU: no step follows from it.
+        "optimizer": repr(sorted((k, v) for k, v in config.items() if k != _XLA)),
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
-        checkpoint.VARIABLES: repr(
-            [(v.shape.as_list(), v.dtype.name) for v in variables]
-        ),
+        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
+        "the version of tfdpsq": tfdpsq.__version__,
     }
 
 
@@ -390,10 +396,21 @@ def _held(layers: Any, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
     return found
 
 
-def _described(traced: Any, variables: Any, layers: Any, state: Any) -> str:
-    """Returns what a loss computes, by the variables that a resumed run has, too."""
-    held = [variable for module in _modules_of(layers) for variable in module.variables]
-    return computation.described(traced.function, variables, [*state, *held])
+def _configuration(layers: Any) -> str:
+    """A digest of the layers' configurations, equal in every process that makes them.
+
+    Names are left out, since Keras numbers them by process.
+    """
+    found = []
+    for module in _modules_of(layers):
+        config: Any = {}
+        if isinstance(module, keras.layers.Layer):
+            with contextlib.suppress(NotImplementedError):  # its layers have theirs
+                config = module.get_config()
+        found.append([type(module).__qualname__, config])
+    text = json.dumps(found, sort_keys=True, default=lambda v: type(v).__qualname__)
+    unnumbered = re.sub(r'_[0-9]+(?=["_])', "", text)
+    return hashlib.sha256(unnumbered.encode()).hexdigest()
 
 
 def _modules_of(layers: Any) -> list[tf.Module]:

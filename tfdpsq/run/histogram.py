@@ -182,7 +182,7 @@ def _make(
             "code": privacy.code_fingerprint(),
         },
         private_reads=reads,
-        ledger_head=private_training.ledger_head(run_dir),
+        run_id=private_training.run_id(run_dir),
     )
     records.write_certificate(out, certificate)
     return {"clusters": clusters.count, "noise_stddev": plan.noise_stddev}

@@ -208,7 +208,7 @@ def _make(
         training={**facts, **_of_training(config)},
         fingerprints={**inputs, "code": privacy.code_fingerprint()},
         private_reads=reads,
-        ledger_head=private_training.ledger_head(run_dir),
+        run_id=private_training.run_id(run_dir),
     )
     records.write_certificate(out, certificate)
     return {

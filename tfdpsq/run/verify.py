@@ -150,17 +150,17 @@ def _one(
     lines += [f"  warning     {warning}" for warning in result.warnings]
     if result.problems:
         return lines
-    heads = set()
+    compared = set()
     for path in ledgers:
         paid = read_ledger(path)
-        heads.add(paid.head)
+        compared.add(paid.run)
         differences = verification.ledger_problems(certificate, paid)
         problems += [f"{path}: {difference}" for difference in differences]
     if not certificate["private"]:
         return [*lines, "  agrees with itself, and guarantees nothing"]
     runs = 1 + sum(1 for _ in certificates.parents_of(certificate))
-    compared = f"{len(heads)} of its {runs} ledgers" if ledgers else "no ledger"
-    return [*lines, f"  holds: it agrees with itself (compared with {compared})"]
+    which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
+    return [*lines, f"  holds: it agrees with itself (compared with {which})"]
 
 
 def _claims(

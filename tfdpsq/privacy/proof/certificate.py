@@ -68,7 +68,7 @@ def make_certificate(
     training: Mapping[str, Any],
     fingerprints: Mapping[str, str],
     private_reads: Sequence[Mapping[str, str]] = (),
-    ledger_head: str | None = None,
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """The certificate of one finished training run.
 
@@ -82,7 +82,7 @@ def make_certificate(
       fingerprints: SHA-256 of the data and of the code.
       private_reads: further reads of private data, each with "what" and "where";
         none of them is covered by ε.
-      ledger_head: `Ledger.head` of the ledger that paid for the steps.
+      run_id: `Ledger.run` of the ledger that paid for the steps.
 
     Returns:
       A dict of plain JSON values; infinite ε is the string "inf".
@@ -97,7 +97,7 @@ def make_certificate(
         training=training,
         fingerprints=fingerprints,
         private_reads=private_reads,
-        ledger_head=ledger_head,
+        run_id=run_id,
     )
 
 
@@ -109,7 +109,7 @@ def sealed(
     training: Mapping[str, Any],
     fingerprints: Mapping[str, str],
     private_reads: Sequence[Mapping[str, str]],
-    ledger_head: str | None,
+    run_id: str | None,
 ) -> dict[str, Any]:
     """Adds to what was computed what its maker states, and the digest of both.
 
@@ -124,7 +124,7 @@ def sealed(
     certificate["description"] = description
     certificate["mechanism"]["sensitivity_argument"] = sensitivity_argument
     certificate["accounting"]["library_version"] = library_version()
-    certificate["ledger_head"] = ledger_head
+    certificate["run_id"] = run_id
     certificate["training"] = dict(training)
     certificate["fingerprints"] = dict(fingerprints)
     certificate["private_reads"] = [dict(read) for read in private_reads]

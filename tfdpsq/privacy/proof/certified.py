@@ -70,7 +70,7 @@ def continuation_of(certificate: Mapping[str, Any]) -> Continuation:
         parent,
         release_in(parent),
         entry_at(certificate, "continuation.disjoint"),
-        _head_of(certificate),
+        _run_id_of(certificate),
     )
 
 
@@ -82,15 +82,15 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
     Raises:
       InputError: they describe no run.
     """
-    head, digest = _head_of(certificate), digest_of(certificate)
-    trained = {head: _trained(certificate)} if head else {}
+    run_id, digest = _run_id_of(certificate), digest_of(certificate)
+    trained = {run_id: _trained(certificate)} if run_id else {}
     if "continuation" in certificate:
         return continuation_of(certificate).release(digest, digest, trained)
     return Release(
-        {run_key(head, digest): plan_of(certificate)},
+        {run_key(run_id, digest): plan_of(certificate)},
         _pairs_of(certificate),
         _delta_of(certificate),
-        nameless=not head,
+        nameless=not run_id,
         trained=trained,
         digest=digest,
     )
@@ -101,9 +101,9 @@ def _pairs_of(certificate: Mapping[str, Any]) -> str | None:
     return pairs if isinstance(pairs, str) and pairs else None
 
 
-def _head_of(certificate: Mapping[str, Any]) -> str | None:
-    head = certificate.get("ledger_head")
-    return head if isinstance(head, str) and head else None
+def _run_id_of(certificate: Mapping[str, Any]) -> str | None:
+    run_id = certificate.get("run_id")
+    return run_id if isinstance(run_id, str) and run_id else None
 
 
 def _delta_of(certificate: Mapping[str, Any]) -> float:

@@ -5,7 +5,7 @@ all of them learns is the composition of their events, over the steps that ran. 
 computed by PLD at one δ, off which the truncation of every run is taken; that is less
 than the sum of the stated ε. What is made from a released artefact and public data
 carries the same certificate and costs nothing (post-processing): a run counts once, by
-the head of its ledger.
+its run id.
 
 **Neighbours.** Poisson batches protect a unit that is added or removed, shuffled ones a
 unit x that is replaced by nothing, all others keeping their places (zero-out). Where
@@ -63,9 +63,9 @@ class Release:
       runs: name of the run, by `run_key` -> (plan, steps executed), of all runs.
       pairs: fingerprint of the private pairs; `None` where none is stated.
       delta: δ of the certificate.
-      trained: ledger head -> digest of what the certificate states of that run's
+      trained: run id -> digest of what the certificate states of that run's
         training and data, where it does.
-      nameless: whether a run has no ledger head, so that a second run of the same
+      nameless: whether a run has no run id, so that a second run of the same
         settings has an equal certificate.
       digest: that of the certificate, by which equal releases count once.
       before: the releases whose weights its run started from, each by itself.
@@ -268,12 +268,9 @@ def _sharing(
         yield [part for part in parts if leader[log_of(part)] in clique]
 
 
-def run_key(head: str | None, otherwise: str) -> str:
-    """Names a run: by the head of its ledger, or what else tells it from all others.
-
-    A head is a text that a forger can choose; the two kinds of names never meet.
-    """
-    return f"ledger {head}" if head else f"run {otherwise}"
+def run_key(run_id: str | None, otherwise: str) -> str:
+    """Names a run: by its id, or by what else tells it from all others."""
+    return f"id {run_id}" if run_id else f"run {otherwise}"
 
 
 def log_of(release: Release) -> str:
@@ -367,8 +364,8 @@ def require_one_run(release: Release, places: Sequence[str]) -> None:
     """Refuses equal certificates of which nobody can say if they are of one run."""
     if release.nameless and len(places) > 1:
         raise validation.InputError(
-            f"{places[0]} and {places[1]} hold equal certificates without a ledger "
-            "head: two runs of the same settings, or copies of one, and a total would "
+            f"{places[0]} and {places[1]} hold equal certificates without a run id: "
+            "two runs of the same settings, or copies of one, and a total would "
             "differ. Give one of them if they are copies; train with a directory to "
             "have a ledger."
         )
@@ -431,18 +428,17 @@ def _require_one_cost(releases: Mapping[str, Release]) -> None:
                 require_one_run(part, (before_name, name))
             if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):
                 raise validation.InputError(
-                    f"{before_name} and {name} state the same ledger head and other "
-                    "runs, so one of them was forged. Compare both with the ledger: "
+                    f"{before_name} and {name} state one run id and other plans or "
+                    "steps. Compare both with the ledger: "
                     "tfdpsq verify CERTIFICATE --ledger=LEDGER."
                 )
-        for head, digest in part.trained.items():
-            before_name, before_digest = stated.setdefault(head, (name, digest))
+        for run_id, digest in part.trained.items():
+            before_name, before_digest = stated.setdefault(run_id, (name, digest))
             if digest != before_digest:
                 raise validation.InputError(
-                    f"{before_name} and {name} state the same ledger head and another "
-                    "training or other inputs: two runs from a copied ledger, which "
-                    "may share their noise, so that no total holds for both, or one "
-                    "was edited. Compare both with what they were made with."
+                    f"{before_name} and {name} state one run id and another training "
+                    "or other inputs: two runs from a copied directory, which may "
+                    "share their noise, so no total holds for both. Use one of them."
                 )
 
 

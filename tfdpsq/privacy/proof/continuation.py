@@ -60,7 +60,7 @@ class Continuation:
       earlier: what `parent` says of its release.
       disjoint: "time" if its log was declared to share no query with the earlier ones,
         "user" if no user; `None` if nothing was declared.
-      ledger_head: `Ledger.head` of the ledger that paid for the steps.
+      run_id: `Ledger.run` of the ledger that paid for the steps.
 
     Raises:
       InputError: what no certificate can say: runs without privacy or of another unit,
@@ -74,7 +74,7 @@ class Continuation:
     parent: Mapping[str, Any]
     earlier: composition.Release
     disjoint: str | None
-    ledger_head: str | None = None
+    run_id: str | None = None
 
     def __post_init__(self) -> None:
         """Checks that there is a guarantee for all runs together."""
@@ -117,10 +117,10 @@ class Continuation:
                 f"these very pairs ({self.pairs}). Declare nothing: epsilon then "
                 "composes all runs."
             )
-        key = composition.run_key(self.ledger_head, "")
-        if self.ledger_head and any(key in part.runs for part in self.earlier.each):
+        key = composition.run_key(self.run_id, "")
+        if self.run_id and any(key in part.runs for part in self.earlier.each):
             raise validation.InputError(
-                "it has the ledger head of a run that it continues, but every run has "
+                "it has the run id of a run that it continues, but every run has "
                 "a ledger of its own."
             )
 
@@ -141,15 +141,15 @@ class Continuation:
         """Returns what the run and all that it continues cost.
 
         Args:
-          key: name of the run where it has no ledger head.
+          key: name of the run where it has no id.
           digest: that of its certificate, once there is one.
           trained: see `composition.Release`.
         """
         return composition.Release(
-            {composition.run_key(self.ledger_head, key): (self.plan, self.steps)},
+            {composition.run_key(self.run_id, key): (self.plan, self.steps)},
             self.pairs,
             self.plan.spec.target_delta,
-            nameless=not self.ledger_head,
+            nameless=not self.run_id,
             trained=trained or {},
             digest=digest,
             before=self.earlier.each,
@@ -207,7 +207,7 @@ def make_continuation_certificate(
         training=training,
         fingerprints=fingerprints,
         private_reads=[*private_reads, *_earlier_reads(continuation)],
-        ledger_head=continuation.ledger_head,
+        run_id=continuation.run_id,
     )
 
 

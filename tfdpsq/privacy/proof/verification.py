@@ -15,7 +15,7 @@ together (see `continuation`).
 | others, or that others follow from        | was recomputed                      |
 | description, sensitivity argument,        | the digest only; their content is   |
 | training, fingerprints, private reads,    | the maker's word                    |
-| the ledger's head, the library's version; |                                     |
+| the run's id, the library's version;      |                                     |
 | how logs are disjoint                     |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
@@ -73,7 +73,7 @@ _STATED: dict[str, Any] = {
     "description": str,
     "mechanism.sensitivity_argument": str,
     "accounting.library_version": str,
-    "ledger_head": (str, type(None)),
+    "run_id": (str, type(None)),
     "training": Mapping,
     "fingerprints": Mapping,
     "private_reads": list,
@@ -193,15 +193,15 @@ def ledger_problems(
     """Lists where the ledger of a run contradicts its certificate.
 
     It may be of the certificate's run, or of one that it continues: the one that
-    states the ledger's head.
+    states the ledger's run.
 
     Args:
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
     for earlier in parents_of(certificate):
-        own = certificate.get("ledger_head")
-        if ledger.head == earlier.get("ledger_head") and own != ledger.head:
+        own = certificate.get("run_id")
+        if ledger.run == earlier.get("run_id") and own != ledger.run:
             certificate = earlier
             break
     stated: Mapping[str, Any] = {
@@ -210,7 +210,7 @@ def ledger_problems(
             "plan",
             "accounting.steps_planned",
             "accounting.steps_executed",
-            "ledger_head",
+            "run_id",
         )
     }
     problems = []
@@ -218,7 +218,7 @@ def ledger_problems(
         ("plan", ledger.plan, "the ledger was opened for the plan"),
         ("accounting.steps_planned", ledger.steps_allowed, "the ledger's plan has"),
         ("accounting.steps_executed", ledger.steps_paid, "the steps paid for are"),
-        ("ledger_head", ledger.head, "the ledger's last line is"),
+        ("run_id", ledger.run, "the ledger is of run"),
     ):
         if stated[path] != paid:
             said = validation.shown(stated[path])

@@ -138,9 +138,9 @@ def certificate_of(
     `steps` are the logical steps that were paid; `stated` is what
     `privacy.make_certificate` takes besides.
     """
-    head = private_training.ledger_head(context.run_dir)
+    run_id = private_training.run_id(context.run_dir)
     continuation = continuation_of(config, context, plan)
     if continuation is None:
-        return privacy.make_certificate(plan, steps, ledger_head=head, **stated)
-    done = dataclasses.replace(continuation, steps=steps, ledger_head=head)
+        return privacy.make_certificate(plan, steps, run_id=run_id, **stated)
+    done = dataclasses.replace(continuation, steps=steps, run_id=run_id)
     return privacy.make_continuation_certificate(done, **stated)

@@ -244,7 +244,6 @@ def open_run(
         another output, was begun there.
     """
     with locked(directory):
-        checkpoint.require_own_state(directory)
         _begin(directory, config, inputs, output)
         yield
 
@@ -404,9 +403,9 @@ def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
         shutil.rmtree(directory / ROWS, ignore_errors=True)
 
 
-def ledger_head(directory: pathlib.Path) -> str:
-    """Returns the hash over all lines of the run's ledger."""
-    return ledger.read_ledger(directory / ledger.FILE_NAME).head
+def run_id(directory: pathlib.Path) -> str:
+    """Returns the random name of a run, from its ledger."""
+    return ledger.read_ledger(directory / ledger.FILE_NAME).run
 
 
 def progress_of(
