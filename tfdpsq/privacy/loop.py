@@ -310,7 +310,7 @@ class Loop:
                 batch_of(
                     self.take,
                     draw,
-                    self.take_steps.padded(draw.count),
+                    self.take_steps.rows,
                     self.plan.spec.private,
                 )
                 for draw in draws
@@ -357,7 +357,7 @@ class Loop:
 
     def _without_memory(self, now: range) -> validation.InputError:
         size = self.take_steps.microbatch_size
-        given = "batch_size" if size is None else f"microbatch_size (now {size})"
+        given = f"microbatch_size (now {size})"
         return validation.InputError(
             f"{_named(now)} found too little memory. Set a smaller {given} in a new "
             "workdir or directory, or go on in this one where more memory is free. "

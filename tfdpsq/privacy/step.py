@@ -20,9 +20,6 @@ from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
 
-# A scope of what the loss computes, in the graph of a step.
-OF_LOSS = "tfdpsq_loss"
-
 
 class Setup(NamedTuple):
     """A loss, what it trains, and how it is differentiated; see `train`."""
@@ -31,7 +28,7 @@ class Setup(NamedTuple):
     variables: list[tf.Variable]
     layers: list[tf.Module]
     optimizer: LogicalStep
-    microbatch_size: int | None
+    microbatch_size: int
     coupled: bool = False
 
 
@@ -41,8 +38,6 @@ def make_logical_step(
     optimizer: LogicalStep,
     microbatch_size: int,
     layers: Iterable[tf.Module] = (),
-    rows_are_independent: bool = True,
-    copies_are_separate: bool = False,
     coupled: bool = False,
 ) -> Callable[..., tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
@@ -58,13 +53,6 @@ def make_logical_step(
       layers: the model, or the layers that hold `variables`. Engine "fast" needs
         them; with every engine their dropout draws from secret keys that a resumed
         run repeats (see `randomness`).
-      rows_are_independent: whether row i's loss depends on row i alone. If not,
-        the plan's sensitivity must account for it, and all rows of a logical batch
-        must form one microbatch.
-      copies_are_separate: for rows that are not independent and engine "fast", which
-        tells gradients apart by what a layer ran on: declares that every loss runs the
-        layers on copies of its own of all rows that it reads. `fast.check` tests that,
-        and `train` calls it.
       coupled: the loss returns `Coupled`, and its rows are differentiated one by one
         with every engine. `microbatch_size` is then M, every replica takes the whole
         batch, and the rows are dealt to them (see `coupled`).
@@ -87,8 +75,7 @@ def make_logical_step(
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
-        rows that are clipped together; rows that are not independent, nor separate
-        copies, with engine "fast"; coupled rows that the plan does not cover; a
+        rows that are clipped together; coupled rows that the plan does not cover; a
         variable listed twice; a variable of the process under which floating point is
         another one (`products.require_true_arithmetic`).
     """
@@ -99,13 +86,6 @@ def make_logical_step(
         products.require_true_arithmetic()
     if coupled:
         coupled_rows.require_covered(optimizer.plan)
-    separate = rows_are_independent or copies_are_separate or coupled
-    if not separate and private and optimizer.engine == "fast":
-        raise validation.InputError(
-            'engine "fast" tells gradients apart by row, but here each loss depends '
-            'on several rows. Use engine "dpkeras" or "vectorized", or let every loss '
-            "run the layers on copies of its own (copies_are_separate)."
-        )
     variables = list(variables)
     optimizer.prepare(variables)
     step = _Step(
@@ -114,7 +94,7 @@ def make_logical_step(
         optimizer,
         microbatch_size,
         list(layers),
-        rows_are_independent and private and not coupled,
+        private and not coupled,
         together,
         coupled,
     )
@@ -127,7 +107,6 @@ def make_microbatch_sum(
     optimizer: LogicalStep,
     rows: int,
     layers: Iterable[tf.Module] = (),
-    rows_are_independent: bool = True,
 ) -> Callable[[Batch, tf.Tensor, tf.Tensor], Clipped]:
     """Builds what the logical step adds up, for trying it before anything is spent.
 
@@ -147,7 +126,7 @@ def make_microbatch_sum(
         optimizer,
         rows,
         list(layers),
-        rows_are_independent,
+        True,
         _whole_units(rows, optimizer),
         coupled=False,
     )
@@ -259,9 +238,8 @@ class _Step:
 
         @contextlib.contextmanager
         def replayed() -> Iterator[None]:
-            with tf.name_scope(OF_LOSS):
-                with replayable(self.layers, keys.dropout, keys.number, number):
-                    yield
+            with replayable(self.layers, keys.dropout, keys.number, number):
+                yield
 
         def losses() -> Losses:
             with replayed():

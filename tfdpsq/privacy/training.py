@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,11 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, fast, trials, workers
+from tfdpsq.privacy import checkpoint, checks, fast, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.environment import warning_of_logs
-from tfdpsq.privacy.independence import require_nothing_kept
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -49,7 +48,7 @@ def train(
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     take: Take,
-    microbatch_size: int | None,
+    microbatch_size: int,
     layers: Iterable[tf.Module] = (),
     units: int | None = None,
     groups: Groups | None = None,
@@ -91,10 +90,9 @@ def train(
         rows, in that order, whatever it is; numbers may repeat. A row must not depend
         on the others taken with it, nor must its shape, and a number must always give
         the same row: draw at random in Keras's layers.
-      microbatch_size: rows differentiated at a time on one replica; `None` when
-        rows depend on each other (an in-batch softmax) and must stay together. The
-        plan's sensitivity must then say so. Where rows depend only on those that
-        they are clipped together with (the spec's clip_groups), a multiple of a group.
+      microbatch_size: rows differentiated at a time on one replica. Where rows depend
+        on those that they are clipped together with (the spec's clip_groups), a
+        multiple of a group.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
@@ -174,19 +172,20 @@ def train(
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
-    together, declared = _rows_together(plan, microbatch_size, coupled)
+    validation.positive_integer("microbatch_size", microbatch_size)
+    if coupled:
+        coupled_rows.require_covered(plan)
     count = len(groups.rows) if groups is not None else units or plan.spec.num_units
     numbers = None if groups is None else np.sort(groups.rows)
-    rows = trials.Rows(take, count, together, numbers)
-    batch = rows.few()
+    rows = checks.Rows(take, count, numbers)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     repeats = directory is not None
     read: list[tf.Module | tf.Variable] = [*layers]
+    batch = rows.take_some(plan.rows_clipped_together)
     if plan.spec.private:
-        traced = trials.try_setup(setup, rows, batch, declared, repeats, also_tried)
-        read += traced.function.graph.variables
-        take = trials.of_one_shape(take, batch)
+        read += checks.check_setup(setup, rows, also_tried)
+        take = checks.of_one_shape(take, batch)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
     if repeats:
         settings["the model's configuration"] = _configuration(layers)
@@ -199,7 +198,7 @@ def train(
         seed = _seeded(plan, optimizer, kept, sampler_seed)
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
-        _build(take_steps, batch, plan)
+        take_steps.build(batch)
         state = [*variables, *optimizer.state(), *state]
         # The step's own are a schedule's, too.
         watched = [*read, *state, *take_steps.read] if hooks_may_write else []
@@ -223,21 +222,6 @@ def _own_groups(groups: object, copied: bool) -> Groups | None:
     if groups is None or not copied:
         return groups
     return Groups(np.array(groups.rows), np.array(groups.offsets))
-
-
-def _build(
-    steps: CompiledSteps, batch: Mapping[str, np.ndarray], plan: PrivacyPlan
-) -> None:
-    """Builds the step: what cannot be built must fail before it is paid for.
-
-    Of as many rows as a step takes, the loss may write what it does not of few.
-
-    Raises:
-      InputError: XLA cannot compile it, or the loss keeps something.
-    """
-    of_loss = steps.build(batch)
-    if plan.spec.private:
-        require_nothing_kept(of_loss)
 
 
 def _require_unused(optimizer: Any, plan: Any, variables: Any) -> None:
@@ -270,25 +254,6 @@ def _require_no_seed(
             "that are paid for on other rows under the same noise. Leave sampler_seed "
             "out; the directory keeps a secret one."
         )
-
-
-def _rows_together(
-    plan: PrivacyPlan, microbatch_size: int | None, coupled: bool
-) -> tuple[int, bool]:
-    """Returns (rows clipped together, whether other rows are declared to matter)."""
-    if coupled:
-        coupled_rows.require_covered(plan)
-        validation.positive_integer("microbatch_size", microbatch_size or 0)
-    if plan.spec.clip_groups is None:
-        return 1, microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    together = plan.rows_clipped_together
-    if microbatch_size is None:
-        raise validation.InputError(
-            f"microbatch_size is None and clip_groups {plan.spec.clip_groups}: a "
-            "loss over all rows would be clipped as if it kept to its group. Set "
-            f"microbatch_size to a multiple of the {together} rows of a group."
-        )
-    return together, False  # what groups declare is that they are independent
 
 
 def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:

@@ -338,7 +338,7 @@ def train(
     per_example_losses: Callable,
     optimizer: Any,
     take: Callable,
-    microbatch_size: int | None,
+    microbatch_size: int,
     **options: Any,
 ) -> outcomes.Outcome:
     """Calls `privacy.train` on a stage's devices; divergence has an outcome, too.
