@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
-from tfdpsq.privacy.loop import Unchanging, digest_of_weights, unquoted_values
+from tfdpsq.privacy.loop import Watch, digest_of_weights, unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
@@ -273,7 +273,6 @@ class PrivateModel(keras.Model):
         epochs = {"epochs": -(-steps // per_epoch), "steps": per_epoch}
         shown = {"add_history": True, "add_progbar": verbose != 0, "verbose": verbose}
         watch = keras.callbacks.CallbackList(callbacks, model=self, **shown, **epochs)
-        watched = bool(callbacks) or validation_data is not None
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
@@ -282,7 +281,7 @@ class PrivateModel(keras.Model):
         fit_inputs.try_model(self.model, empty["x"], empty["y"], loss, together)
         ran = _FitRecord(self.plan, self.model, self.optimizer, self._jit)
         if validation_data is not None:
-            with ran.weights_kept(watched):
+            with ran.weights_kept():
                 self._try_validation(validation_data)
         self.stop_training = False
         self._is_running = True
@@ -303,7 +302,6 @@ class PrivateModel(keras.Model):
                 if directory is not None
                 else "",
                 before_call=epoch.begin,
-                hooks_may_write=watched,
                 also_tried=fit_inputs.extreme_rows(flat, groups),
                 on_step=epoch.step,
                 jit_compile=self._jit,
@@ -313,7 +311,7 @@ class PrivateModel(keras.Model):
         finally:  # also of a run that was interrupted, or has diverged
             self._is_running = False
             self._count(directory, epoch)
-        with ran.weights_kept(watched):
+        with ran.weights_kept():
             watch.on_train_end()
         ran.end()
         self._ran = ran
@@ -521,16 +519,10 @@ class _FitRecord:
         self._weights = list(model.weights)
         self.digest = ""  # of the weights of the last step
 
-    @contextlib.contextmanager
-    def weights_kept(self, watched: bool) -> Iterator[None]:
-        """Sets weights back that the block changes; it may see private rows."""
-        looks = watched and self.plan.spec.private
-        unchanging = Unchanging(self.optimizer, self._weights, looks)
-        unchanging.mark()
-        try:
-            yield
-        finally:
-            unchanging.restore()
+    def weights_kept(self) -> contextlib.AbstractContextManager[None]:
+        """Refuses a block that changes weights; it may see private rows."""
+        watch = Watch(self.optimizer, self._weights, self.plan.spec.private)
+        return watch.unchanged("before the first step or after the last one")
 
     def end(self) -> None:
         """Notes the weights as those of the last step."""

@@ -29,7 +29,7 @@ from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.environment import warning_of_logs
-from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
+from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Watch, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -65,7 +65,6 @@ def train(
     pause_every: int | None = None,
     coupled: bool = False,
     before_call: Callable[[range], None] | None = None,
-    hooks_may_write: bool = True,
     also_tried: Sequence[int] = (),
 ) -> int:
     """Runs every step of `plan`.
@@ -127,11 +126,8 @@ def train(
         one. It decides itself how many rows it runs at a time; batches are padded to a
         multiple of `microbatch_size`, and every replica takes the whole batch.
       before_call: called before each compiled call with the numbers of its steps, from
-        0. Where ε is finite neither it nor `on_step` may change the optimizer's
-        settings: they may have seen losses, and no state holds what they set.
-      hooks_may_write: look whether `on_step` or `before_call` changed a weight, and
-        refuse that where ε is finite; after the last step it is set back. This reads
-        all weights twice a call. `False` promises that neither does.
+        0. Where ε is finite neither it nor `on_step` may change a weight or a setting
+        of the optimizer: they may have seen losses.
       also_tried: numbers of rows whose loss is computed once before the first step, as
         it must be possible of all: those with the largest ids or labels, say.
 
@@ -160,7 +156,7 @@ def train(
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
-    groups = _own_groups(groups, hooks_may_write)
+    groups = _own_groups(groups)
     layers, variables = list(layers), list(variables)
     if plan.spec.private and (warning := warning_of_logs()):
         logging.log_first_n(logging.WARNING, "%s", 1, warning)
@@ -201,26 +197,24 @@ def train(
         take_steps.build(batch)
         state = [*variables, *optimizer.state(), *state]
         # The step's own are a schedule's, too.
-        watched = [*read, *state, *take_steps.read] if hooks_may_write else []
-        unchanging = Unchanging(optimizer, _held(watched), plan.spec.private)
+        watched = _held([*read, *state, *take_steps.read])
+        watch = Watch(optimizer, watched, plan.spec.private)
         sampler = plan.sampler(units, seed, groups)
-        loop = Loop(
-            plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
-        )
+        loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept, watch)
         if repeats and plan.spec.private:
             loop.rehearse = functools.partial(take_steps.rehearse, batch)
         return loop.run(ends_if_diverged=repeats)
 
 
-def _own_groups(groups: object, copied: bool) -> Groups | None:
-    """Returns the groups; `copied`, as a hook may hold the arrays of those given."""
+def _own_groups(groups: object) -> Groups | None:
+    """Returns a copy of the groups, since a hook may hold the arrays of those given."""
     if groups is not None and not isinstance(groups, Groups):
         raise validation.InputError(
             f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
             "i names the unit that has row i."
         )
-    if groups is None or not copied:
-        return groups
+    if groups is None:
+        return None
     return Groups(np.array(groups.rows), np.array(groups.offsets))
 
 

@@ -363,7 +363,6 @@ def train(
                 microbatch_size,
                 steps_per_loop=devices.steps_per_loop,
                 preempted=asked,
-                hooks_may_write=False,
                 **options,
             )
         except privacy.Diverged as error:
