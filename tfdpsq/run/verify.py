@@ -147,7 +147,6 @@ def _one(
     problems += [f"{places[0]}: {problem}" for problem in result.problems]
     lines = [places[0], *_claims(certificate, result)]
     lines += [f"  copy        {place}" for place in places[1:]]
-    lines += [f"  warning     {warning}" for warning in result.warnings]
     if result.problems:
         return lines
     compared = set()

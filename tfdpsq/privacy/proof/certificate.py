@@ -2,8 +2,7 @@
 
 Every artefact derived from private queries carries one. Its ε is computed from
 the steps that were executed, never copied from the target. Nearly every number
-follows from a few others, and `digest` from all of them, which is what
-`verification` checks.
+follows from a few others, which is what `verification` checks.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.proof import certificate_randomness, certificate_words
+from tfdpsq.privacy.proof import certificate_words
 from tfdpsq.privacy.spec import PrivacySpec
 
-FORMAT = "tfdpsq-certificate/2"
+FORMAT = "tfdpsq-certificate/3"
 FILE_NAME = "certificate.json"
 # Of more that were continued one after another, `verify` would take minutes.
 MOST_EARLIER = 12
@@ -220,7 +219,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "epsilon_rdp": json_number(epsilons["rdp"]),
             "delta_for_truncation": plan.truncation_delta(steps_executed),
         },
-        "randomness": certificate_randomness.randomness(plan),
+        "randomness": certificate_words.randomness(plan),
         "warnings": _warnings(plan, steps_executed),
         "not_covered": _not_covered(plan),
     }
@@ -305,7 +304,7 @@ def _not_covered(plan: PrivacyPlan) -> list[str]:
         "number itself is protected like the rest."
     )
     never = list(_NEVER_COVERED)
-    never.insert(3, certificate_randomness.not_covered(plan))
+    never.insert(3, certificate_words.not_covered(plan))
     return [*never, certificate_words.several_units(spec.unit), number]
 
 
@@ -422,11 +421,6 @@ def format_problem(certificate: Any) -> str | None:
     if not isinstance(certificate, Mapping) or "format" not in certificate:
         return f"this is no {FORMAT} file"
     found = certificate["format"]
-    if found == "tfdpsq-certificate/1":
-        return (
-            f"its format is {found!r}, which held too little to be verified; this "
-            f"tfdpsq reads {FORMAT!r}"
-        )
     if found != FORMAT:
         return (
             f"its format is {validation.shown(found)}, and this tfdpsq reads {FORMAT!r}"

@@ -1,9 +1,11 @@
-"""Words that certificates share, and how earlier versions put some of them."""
+"""The words of certificates. They are rendered, and never compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.randomness import grid, secure
 
 # The unit, singular and plural.
 NOUNS = {
@@ -25,21 +27,8 @@ _SEVERAL = {
     "k * exp((k - 1) * epsilon) times as much; at the same delta they can have far "
     "more.",
 }
-# What certificates said before, which is too little: of ten queries in every batch,
-# each with epsilon 8, it is 231 at the same delta. None of them was for pairs.
-_BEFORE = {
-    "query": "A person who wrote several queries: each query is protected by "
-    "itself, and k of them together by about k times epsilon.",
-    "user": "A group of users, such as a household: each user is protected by "
-    "itself, and k of them together by about k times epsilon.",
-}
 
-# Begins the words on earlier releases, which could only be weights before.
 CAME_AFTER = "This run came after the release whose certificate is given as parent."
-_STARTED_FROM = (
-    "Training started from released weights, whose certificate is given as parent."
-)
-_IN_WORDS = "continuation.in_words"
 
 
 def several_units(unit: str) -> str:
@@ -57,40 +46,59 @@ def several_units(unit: str) -> str:
     return _SEVERAL[unit]
 
 
-def warnings_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """Lists sentences of earlier versions that say too little, each with today's.
+_DEFAULT = (
+    "Attacks on floating-point arithmetic and on pseudorandom generators: noise is "
+    "drawn and added in floating point, as the sum of two draws of Philox, and samples "
+    "by numpy's PCG64; neither is a cryptographic generator. Noise and samples follow "
+    "from 128 bits each of the operating system's entropy, compiled by XLA or not. "
+    "Each of the two draws has a Philox key of 63 bits and as many secret bits in its "
+    "counter. The setting secure protects from these attacks."
+)
+_SECURE = (
+    "Attacks on the cryptographic generator itself or on the operating system's "
+    "entropy, and on times and memory of the machine. Rounding errors where clipped "
+    "gradients are computed and summed up, in floating point, before the sum is put "
+    "on its grid: the sensitivity is that of exact sums. Dropout masks, which "
+    "TensorFlow draws from a secret seed, but not by a cryptographic generator."
+)
 
-    Args:
-      certificate: of any version of this format.
-    """
-    said = certificate.get("not_covered")
-    return tuple(
-        f"not_covered says {before!r}, which is too little. True is: {_SEVERAL[unit]}"
-        for unit, before in _BEFORE.items()
-        if isinstance(said, list) and before in said
+
+def not_covered(plan: PrivacyPlan) -> str:
+    """The attacks on random numbers that (ε, δ) does not speak of."""
+    return _SECURE if plan.spec.secure else _DEFAULT
+
+
+def randomness(plan: PrivacyPlan) -> dict[str, Any]:
+    """The entry that says what random numbers were drawn with."""
+    if not plan.spec.secure:
+        return {
+            "secure": False,
+            "generator": "numpy's PCG64 for samples, Philox for noise; neither is "
+            "cryptographic",
+            "key_bits": {"samples": 128, "noise": 128},
+            "grid_step": None,
+            "in_words": "Noise is drawn and added in floating point. What this does "
+            "not protect from stands under not_covered.",
+        }
+    words = (
+        f"Samples, their dealing to groups and noise come from {secure.GENERATOR}, "
+        f"under keys that HKDF-SHA256 derives for each from {secure.KEY_BITS} bits of "
+        "the operating system's entropy."
     )
-
-
-def as_stated(computed: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The computed entries in the words of the version that made a certificate.
-
-    Args:
-      computed: {dotted path: entry}, those on random numbers in its words already.
-      stated: those of the certificate.
-    """
-    if str(stated.get(_IN_WORDS)).startswith(_STARTED_FROM) and _IN_WORDS in computed:
-        before = str(computed[_IN_WORDS]).replace(CAME_AFTER, _STARTED_FROM)
-        computed = {**computed, _IN_WORDS: before}
-    said = stated.get("not_covered")
-    # Versions that drew noise with 128 bits had today's sentences already. (A secure
-    # plan's keys always had 256, so of those only `warnings_of` speaks.)
-    if computed.get("randomness.key_bits.noise") == 128:
-        return dict(computed)
-    older = {_SEVERAL[unit]: before for unit, before in _BEFORE.items()}
-    lines = [
-        older[line]
-        if line in older and isinstance(said, list) and older[line] in said
-        else line
-        for line in computed["not_covered"]
-    ]
-    return {**computed, "not_covered": lines}
+    if plan.grid_step is not None:
+        words += (
+            f" The clipped sum is rounded to multiples of {plan.grid_step!r}, and the "
+            "noise is a Gaussian rounded to the same grid, drawn exactly up to a total "
+            "variation of 2^-100 a weight; both are added as integers. So what is "
+            "released is a function of a Gaussian mechanism in real numbers, and its "
+            "low-order bits tell nothing more. The stated sensitivity includes the "
+            f"rounding of up to 2^{grid.MOST_WEIGHTS.bit_length() - 1} weights, a "
+            "share of 2^-16."
+        )
+    return {
+        "secure": True,
+        "generator": f"{secure.GENERATOR} of the package cryptography (OpenSSL)",
+        "key_bits": {"samples": secure.KEY_BITS, "noise": secure.KEY_BITS},
+        "grid_step": plan.grid_step,
+        "in_words": words,
+    }

@@ -1,28 +1,14 @@
-"""Verification of a certificate: all of it is recomputed from the file alone.
+"""Verification of a certificate: its numbers are recomputed from the file alone.
 
 A certificate states the request (`spec`), the size of a batch, the noise and the steps
-that ran. Everything else that decides the guarantee follows from these, and is
+that ran. Every other number that decides the guarantee follows from these, and is
 recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
-truncation's cost, ε by both accountants for the steps *executed*, δ and its warnings,
-all sentences that explain them, and the plan's fingerprint. The digest covers all of
-it. If it started from released weights, so are their certificate and what both cost
-together (see `continuation`).
+truncation's cost, δ, ε by both accountants for the steps *executed*, and the plan's
+fingerprint. If it started from released weights, so are their certificate and what both
+cost together (see `continuation`). Words are not compared.
 
-| changed in the file                       | found by                            |
-|-------------------------------------------|-------------------------------------|
-| anything at all                           | the digest                          |
-| a number or sentence that follows from    | comparison, even where the digest   |
-| others, or that others follow from        | was recomputed                      |
-| description, sensitivity argument,        | the digest only; their content is   |
-| training, fingerprints, private reads,    | the maker's word                    |
-| the run's id, the library's version;      |                                     |
-| how logs are disjoint                     |                                     |
-| everything, consistently, digest included | nothing in the file; the ledger     |
-
-The last row is what no file can prove about itself. A digest is not a signature: a
-certificate computed as a whole for a run that never happened is consistent. The owner
-of the private data can compare it with the ledger that training wrote
-(`ledger_problems`). Neither shows that the code ran as stated.
+That a run took place as stated, no file can show. The owner of the private data can
+compare it with the ledger that training wrote (`ledger_problems`).
 """
 
 from __future__ import annotations
@@ -35,10 +21,8 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan, max_batch_size_of
-from tfdpsq.privacy.proof import certificate_randomness, certificate_words
 from tfdpsq.privacy.proof.certificate import (
     computed,
-    digest_of,
     format_problem,
     library_version,
     parents_of,
@@ -67,18 +51,17 @@ _EPSILONS = (
 )
 # Verified by itself.
 _PARENT = "continuation.parent"
-# What the maker of a certificate states and nothing else follows from.
-_STATED: dict[str, Any] = {
-    "format": str,
-    "description": str,
-    "mechanism.sensitivity_argument": str,
-    "accounting.library_version": str,
-    "run_id": (str, type(None)),
-    "training": Mapping,
-    "fingerprints": Mapping,
-    "private_reads": list,
-    "digest": str,
-}
+# Sections whose numbers follow from others.
+_RECOMPUTED = (
+    "private",
+    "plan",
+    "spec",
+    "guarantee",
+    "mechanism",
+    "sampler",
+    "accounting",
+    "continuation",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +73,11 @@ class Verification:
         where it cannot be computed.
       epsilon_rdp: ε by RDP.
       problems: what is wrong, a sentence each; none if the certificate holds.
-      warnings: sentences of an earlier version that say too little, with what is true.
     """
 
     epsilon_pld: float
     epsilon_rdp: float
     problems: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
 
 
 def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
@@ -111,32 +92,16 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     problem = format_problem(certificate)
     if problem:
         raise validation.InputError(f"{problem}. Make the artefact again.")
+    problems: list[str] = []
     try:
-        problems = _digest_problems(certificate)
-    except (TypeError, ValueError) as error:
-        return Verification(math.nan, math.nan, (f"this is no JSON: {error}.",))
-    stated = _leaves(certificate)
-    for path, kind in _STATED.items():
-        found = entry_at(certificate, path, missing=problems)
-        if found is problems:
-            problems.append(f"{path} is missing.")
-        elif not isinstance(found, kind):
-            problems.append(f"{path} is {validation.shown(found)}, which it cannot be.")
-    try:
-        plan, expected = _followed(certificate, problems)
+        plan, computed_numbers = _followed(certificate, problems)
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run is unknown: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
-    if not plan.spec.secure:
-        expected = certificate_randomness.as_stated(expected, stated)
-    expected = certificate_words.as_stated(expected, stated)
+    expected, stated = _numbers(computed_numbers), _numbers(certificate)
     version = entry_at(certificate, "accounting.library_version")
-    for path in sorted(expected.keys() | stated.keys()):
-        if any(f"{path}.".startswith(f"{word}.") for word in (*_STATED, _PARENT)):
-            continue
-        if path not in expected:
-            problems.append(f"{path} is there, but belongs to no certificate.")
-        elif path not in stated:
+    for path in sorted(expected):
+        if path not in stated:
             problems.append(f"{path} is missing; it must be {expected[path]!r}.")
         elif not _agree(path, stated[path], expected, version):
             problems.append(
@@ -147,18 +112,13 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         float(expected["accounting.epsilon_pld"]),
         float(expected["accounting.epsilon_rdp"]),
         tuple(problems),
-        tuple(
-            warning
-            for each in (certificate, *parents_of(certificate))
-            for warning in certificate_words.warnings_of(each)
-        ),
     )
 
 
 def _followed(
     certificate: Mapping[str, Any], problems: list[str]
 ) -> tuple[PrivacyPlan, dict[str, Any]]:
-    """The plan, and all leaves that follow from it and from other runs.
+    """The plan, and all entries that follow from it and from other runs.
 
     Adds to `problems` what no runs have that were planned by this project.
 
@@ -170,10 +130,10 @@ def _followed(
         _require_parent(certificate)
         continuation = continuation_of(certificate)
         problems += _plan_problems(continuation.plan)
-        return continuation.plan, _leaves(computed_continuation(continuation))
+        return continuation.plan, computed_continuation(continuation)
     plan, steps = plan_of(certificate)
     problems += _plan_problems(plan)
-    return plan, _leaves(computed(plan, steps))
+    return plan, computed(plan, steps)
 
 
 def _require_parent(certificate: Mapping[str, Any]) -> None:
@@ -224,16 +184,6 @@ def ledger_problems(
             said = validation.shown(stated[path])
             problems.append(f"{path} is {said}, but {what} {paid!r}.")
     return tuple(problems)
-
-
-def _digest_problems(certificate: Mapping[str, Any]) -> list[str]:
-    found = digest_of(certificate)
-    if certificate.get("digest") == found:
-        return []
-    return [
-        f"digest is {validation.shown(certificate.get('digest'))}, but that of the "
-        f"content is {found!r}: the file was changed after it was made."
-    ]
 
 
 def _plan_problems(plan: PrivacyPlan) -> list[str]:
@@ -321,13 +271,14 @@ def _versions(path: str, version: Any) -> str:
     return f" with dp-accounting {here} (the file was made with {version})"
 
 
-def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """All values in nested mappings by their dotted path; a list is one value."""
-    if not isinstance(value, Mapping) or not value:
-        return {path: value}
-    found = {}
-    for key, inner in value.items():
-        # A key "a.b" must not stand in for "b" in "a".
-        key = str(key).replace(".", "\\.")
-        found.update(_leaves(inner, f"{path}.{key}" if path else key))
-    return found
+def _numbers(value: Any, path: str = "") -> dict[str, Any]:
+    """Numbers, flags and the plan's fingerprint in nested mappings by dotted path."""
+    if isinstance(value, Mapping):
+        found = {}
+        for key, inner in value.items():
+            below = f"{path}.{key}" if path else key
+            if (path or key in _RECOMPUTED) and below != _PARENT:
+                found.update(_numbers(inner, below))
+        return found
+    compared = isinstance(value, (int, float)) or value in (None, "inf")
+    return {path: value} if compared or path == "plan" else {}
