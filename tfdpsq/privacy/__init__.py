@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     )
     from tfdpsq.privacy.checkpoint import discard as discard_state
     from tfdpsq.privacy.endings import Diverged, Preempted
+    from tfdpsq.privacy.keys import RunKey
     from tfdpsq.privacy.model import PrivateModel
-    from tfdpsq.privacy.optimizers import make_optimizer
     from tfdpsq.privacy.plan import PrivacyPlan, make_plan
     from tfdpsq.privacy.proof.certificate import make_certificate
     from tfdpsq.privacy.proof.certificate_files import (
@@ -53,6 +53,7 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
+    "RunKey",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
@@ -62,7 +63,6 @@ __all__ = [
     "make_certificate",
     "make_continuation_certificate",
     "make_logical_step",
-    "make_optimizer",
     "make_plan",
     "read_certificate",
     "read_ledger",

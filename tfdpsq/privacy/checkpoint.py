@@ -1,8 +1,8 @@
 """Saved states, from which a killed run goes on as if nothing had happened.
 
     DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
-    DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler, the run that
-                                      they belong to, and what it was begun with
+    DIRECTORY/state/secrets.json      the seed of samples, noise and dropout, the run it
+                                      belongs to, and what that was begun with
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
 Ledger, seeds and states name one run, at random: a state of another run, from a backup
@@ -46,17 +46,16 @@ _QUOTED = 120
 
 @dataclasses.dataclass(frozen=True)
 class Secrets:
-    """The seeds of one run, which no `repr` shows.
+    """The seed of one run, which no `repr` shows.
 
     Attributes:
       run: name of the run, as its ledger has it.
-      noise_seed: of noise and dropout, 128 bits; 256 where the spec is secure.
-      sampler_seed: of which rows are drawn, likewise.
+      seed: of its `RunKey`: samples, noise and dropout. 128 bits; 256 where the spec
+        is secure.
     """
 
     run: str
-    noise_seed: int = dataclasses.field(repr=False)
-    sampler_seed: int = dataclasses.field(repr=False)
+    seed: int = dataclasses.field(repr=False)
 
 
 def run_directory(directory: str | os.PathLike) -> str:
@@ -103,7 +102,7 @@ def open_secrets(
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in _files(path.parent):
             left.unlink()
-        made = Secrets(run, fresh_seed(secure), fresh_seed(secure))
+        made = Secrets(run, fresh_seed(secure))
         content = {**dataclasses.asdict(made), "settings": dict(settings)}
         _write(path, json.dumps(content).encode())
         return made
@@ -111,16 +110,12 @@ def open_secrets(
         raise spent(directory, steps_paid, f"{path} is not there")
     try:
         found = validation.parse_json(path.read_text("utf-8"))
-        kept = Secrets(
-            found["run"],
-            _seed(found["noise_seed"], secure),
-            _seed(found["sampler_seed"], secure),
-        )
+        kept = Secrets(found["run"], _seed(found["seed"], secure))
         before = {str(k): str(v) for k, v in found["settings"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.DataError(
             path,
-            f"it does not hold the run's two seeds ({error})",
+            f"it does not hold the run's seed ({error})",
             "Restore it from a backup: without it the run cannot go on.",
         ) from error
     if kept.run != run:

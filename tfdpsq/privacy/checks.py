@@ -26,15 +26,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import content, padded_rows, rows_at_once
+from tfdpsq.privacy.engines import Clipped
 from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.loop import REFUSED_VALUES, Take, unquoted_values
-from tfdpsq.privacy.optimizers import Clipped
 from tfdpsq.privacy.replay import DRAWN_BY_KEY, KEYED, SEED, Draw, replayable
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
 from tfdpsq.privacy.terms import Coupled
@@ -92,7 +93,7 @@ _NOT_COMPUTED = (
 
 def check_setup(
     setup: Setup, rows: Rows, also_tried: Sequence[int] = ()
-) -> Sequence[tf.Variable]:
+) -> tuple[Setup, Sequence[tf.Variable]]:
     """Checks loss, model and rows before a step is paid for.
 
     Args:
@@ -101,7 +102,8 @@ def check_setup(
       also_tried: numbers of rows whose loss is computed, too.
 
     Returns:
-      The variables that the loss reads.
+      The same, with engine "rowwise" where "fast" has no rule for a layer; and the
+      variables that the loss reads.
 
     Raises:
       InputError: names what is wrong, and what to do.
@@ -113,7 +115,7 @@ def check_setup(
             "the model on public rows."
         )
     rows.require_alone()
-    plan, coupled = setup.optimizer.plan, setup.coupled
+    plan, coupled = setup.plan, setup.coupled
     together = plan.rows_clipped_together
     few = rows.take_some(max(_FEW, 2 * together) // together * together)
     # First of all: nothing runs, so nothing is kept.
@@ -122,12 +124,13 @@ def check_setup(
     _check_graph(function.graph, coupled)
     if draws and not coupled:
         _check_draws(setup, few, together)
-    if rows.count > 1 and not coupled:
-        _check_sum(setup, rows)
+    if not coupled:
         with unquoted_values(*_NOT_COMPUTED):
-            _check_rules(setup, few)
+            setup = _covered(setup, few)
             _compute(setup, rows, also_tried)
-    return function.graph.variables
+        if rows.count > 1:
+            _check_sum(setup, rows)
+    return setup, function.graph.variables
 
 
 # -- What `take` returns -----------------------------------------------------------
@@ -412,14 +415,14 @@ class _Sums:
     """The step's own clipped sum of a microbatch, with random numbers held fixed."""
 
     def __init__(self, setup: Setup, size: int):
-        losses, variables, layers, optimizer, *_ = setup
         strategy = tf.distribute.get_strategy()
+        losses = converted(setup.per_example_losses)
         of_microbatch = make_microbatch_sum(
-            converted(losses), variables, optimizer, size, layers
+            setup._replace(per_example_losses=losses, microbatch_size=size)
         )
 
         def made(batch: Mapping[str, tf.Tensor]) -> Clipped:
-            found = of_microbatch(batch, tf.constant(False), _KEY)
+            found = of_microbatch(batch, _KEY)
             return found._replace(complete=tf.convert_to_tensor(found.complete))
 
         def first(batch: Mapping[str, tf.Tensor]) -> Clipped:
@@ -451,7 +454,7 @@ def _check_sum(setup: Setup, rows: Rows) -> None:
     Raises:
       InputError: as above; hardly any loss is finite, or no weight has a gradient.
     """
-    plan, size = setup.optimizer.plan, setup.optimizer.plan.rows_clipped_together
+    plan, size = setup.plan, setup.plan.rows_clipped_together
     count = rows_at_once(plan, setup.microbatch_size)
     batch = rows.take_some(count)
     used = min(max(_MOST // size, 1), max(count // size, 1), max(rows.count // size, 1))
@@ -528,7 +531,7 @@ def _compare(
     sums: _Sums, batch: Arrays, own: np.ndarray, setup: Setup, tolerance: float
 ) -> None:
     """Refuses a clipped sum that is not that of its parts."""
-    spec = setup.optimizer.plan.spec
+    spec = setup.plan.spec
     whole, rest, alone = (
         sums(part).sums for part in (batch, _kept(batch, ~own), _kept(batch, own))
     )
@@ -537,7 +540,7 @@ def _compare(
         for parts in ((whole, rest), (alone,), (rest,), (whole,))
     )
     off = _norm(whole, rest, alone) / spec.clip_norm
-    one_unit = own.sum() <= setup.optimizer.plan.rows_clipped_together
+    one_unit = own.sum() <= setup.plan.rows_clipped_together
     most = spec.sensitivity_multiplier * (1 + tolerance)
     # In relation to the gradients where they are short, since they may grow. Not `>`,
     # which is false of a NaN.
@@ -603,17 +606,32 @@ def _is_reached(setup: Setup, batch: Arrays) -> bool:
 # -- Rules and single rows ---------------------------------------------------------
 
 
-def _check_rules(setup: Setup, batch: Arrays) -> None:
-    """Compares the rules of engine "fast" with the tape."""
-    if setup.optimizer.engine == "fast" and setup.layers:
-        fast.check(
-            setup.per_example_losses,
-            setup.layers,
-            setup.variables,
-            tolerance=0.05 if computes_in_16_bits(setup.layers) else 1e-4,
-            rows_per_unit=setup.optimizer.plan.rows_clipped_together,
-            inputs=[{name: tf.convert_to_tensor(v) for name, v in batch.items()}],
-        )
+def _covered(setup: Setup, batch: Arrays) -> Setup:
+    """Compares the rules of engine "fast" with the tape.
+
+    Returns:
+      The setup; where a layer has no rule, with engine "rowwise".
+    """
+    if setup.engine == "fast":
+        try:
+            fast.check(
+                setup.per_example_losses,
+                setup.layers,
+                setup.variables,
+                tolerance=0.05 if computes_in_16_bits(setup.layers) else 1e-4,
+                rows_per_unit=setup.plan.rows_clipped_together,
+                inputs=[{n: tf.convert_to_tensor(v) for n, v in batch.items()}],
+            )
+        except fast.UncoveredError as error:
+            logging.warning(
+                "%s Gradients are computed one unit at a time instead (engine "
+                "rowwise): expect steps several times as long.",
+                error,
+            )
+            setup = setup._replace(engine="rowwise")
+    if setup.engine == "rowwise":
+        setup = setup._replace(microbatch_size=setup.plan.rows_clipped_together)
+    return setup
 
 
 def _compute(setup: Setup, rows: Rows, numbers: Sequence[int]) -> None:

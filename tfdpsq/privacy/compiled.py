@@ -20,8 +20,7 @@ from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
 from tfdpsq.privacy.fast.capture import converted
-from tfdpsq.privacy.optimizers import StepKeys
-from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.keys import RunKey, StepKeys
 from tfdpsq.privacy.step import Batch, Setup, make_logical_step
 
 Arrays = Mapping[str, np.ndarray]
@@ -39,8 +38,9 @@ class CompiledSteps:
 
     def __init__(
         self,
-        plan: PrivacyPlan,
         setup: Setup,
+        optimizer: Any,
+        key: RunKey,
         jit_compile: bool,
         most: int = 1,
     ):
@@ -52,11 +52,11 @@ class CompiledSteps:
         Raises:
           InputError: `most` below one; more replicas than microbatches.
         """
-        losses, variables, layers, optimizer, microbatch_size, coupled = setup
+        plan, losses, variables, layers, microbatch_size, engine, coupled = setup
         self._most = validation.positive_integer("steps_per_loop", most)
         self._plan = plan
         self._coupled = coupled
-        self._optimizer = optimizer
+        self._key = key
         self.variables = variables
         self.microbatch_size = microbatch_size
         self._at_once = rows_at_once(plan, microbatch_size)
@@ -67,12 +67,14 @@ class CompiledSteps:
         self._jit_compile = jit_compile if self._replicas == 1 else None
         self.rows = padded_rows(plan, microbatch_size, coupled)
         step = make_logical_step(
+            plan,
             converted(losses),
             variables,
             optimizer,
             self.rows if coupled else self._at_once,
-            layers=layers,
-            coupled=coupled,
+            layers,
+            engine,
+            coupled,
         )
         self._function = tf.function(
             self._on_one(step) if self._replicas == 1 else self._on_all(step),
@@ -155,7 +157,7 @@ class CompiledSteps:
 
     def secure_noise(self, number: int) -> list[np.ndarray]:
         """Draws the noise of a step on the host, where the plan is secure."""
-        return self._optimizer.secure_noise(number, self.variables)
+        return self._key.secure_noise(number, self.variables)
 
     def __call__(
         self,
@@ -169,7 +171,7 @@ class CompiledSteps:
         Args:
           batches: 1 to `most` of them, of one size; see `batches.batch_of`.
           counts: leading rows in use, of each.
-          noise: of each, what the optimizer's `secure_noise` drew.
+          noise: of each, what `secure_noise` drew.
           first: the number of the first step in the run; the others follow it.
 
         Returns:
@@ -241,7 +243,7 @@ class CompiledSteps:
             filled = zip(*noise, *[noise[0]] * more)
             stacks = [tf.convert_to_tensor(np.stack(values)) for values in filled]
             arguments += [stacks, tf.constant(len(batches), tf.int32)]
-        return [*arguments, self._optimizer.step_keys(first)]
+        return [*arguments, self._key.step_keys(first)]
 
     def _on_one(self, step: Callable) -> Callable:
         if self._most == 1:

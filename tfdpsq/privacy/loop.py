@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.privacy import checkpoint, workers
+from tfdpsq.privacy import checkpoint, optimizers, workers
 from tfdpsq.privacy.batches import batch_of, content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
@@ -102,17 +102,8 @@ class Watch:
                 )
 
     def _state(self) -> dict[str, Any]:
-        own = self._optimizer
-        try:
-            found: dict[str, Any] = {k: repr(v) for k, v in own.get_config().items()}
-        except NotImplementedError:  # of a schedule, which can only be exchanged
-            rate = getattr(own, "_hyper", vars(own)).get  # of Keras's two optimizers
-            found = {
-                "learning_rate": f"{rate('learning_rate', rate('_learning_rate'))}"
-            }
-        names = ("plan", "_noise_query", "_noise_words", "_dropout_words", "_source")
-        found["the plan or its seeds"] = [id(getattr(own, n, None)) for n in names]
-        found["iterations"] = int(tf.convert_to_tensor(own.iterations))
+        found: dict[str, Any] = dict(optimizers.settings_of(self._optimizer))
+        found["iterations"] = int(tf.convert_to_tensor(self._optimizer.iterations))
         found["a weight"] = self._checksums()
         return found
 

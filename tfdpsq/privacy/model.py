@@ -2,7 +2,7 @@
 
     plan = privacy.make_plan(privacy.PrivacySpec(epsilon=8.0, clip_norm=0.1, ...))
     private = privacy.PrivateModel(model, plan, microbatch_size=32)
-    private.compile(privacy.make_optimizer(plan, 1e-3), loss=loss)   # reduction=NONE
+    private.compile(tf.keras.optimizers.Adam(1e-3), loss=loss)   # reduction=NONE
     private.fit(x, y)
     private.epsilon()
 
@@ -25,10 +25,11 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.engines import require_engine
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.loop import Watch, digest_of_weights, unquoted_values
-from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
 from tfdpsq.privacy.proof.certificate import make_certificate
@@ -63,6 +64,7 @@ class PrivateModel(keras.Model):
         model: keras.Model,
         plan: PrivacyPlan,
         microbatch_size: int = 32,
+        engine: str = "fast",
         strict: bool = False,
         adapted_to: str = "",
     ):
@@ -73,6 +75,7 @@ class PrivateModel(keras.Model):
             one, is not called.
           plan: made by `make_plan` for the data that `fit` will get.
           microbatch_size: rows differentiated at a time.
+          engine: how clipped sums are computed; see `engines`.
           strict: refuse validation data and withhold training losses, which are
             measurements of private data that ε does not cover.
           adapted_to: "public" or "private": the data that layers of the model, such
@@ -93,6 +96,7 @@ class PrivateModel(keras.Model):
         self.microbatch_size = validation.positive_integer(
             "microbatch_size", microbatch_size
         )
+        self.engine = require_engine(engine)
         self._adapted_to = validation.one_of(
             "adapted_to", adapted_to, ("", "public", "private")
         )
@@ -130,7 +134,7 @@ class PrivateModel(keras.Model):
 
     def compile(
         self,
-        optimizer: LogicalStep,
+        optimizer: Any,
         loss: fit_inputs.Loss | str,
         jit_compile: bool = False,
         steps_per_execution: int = 1,
@@ -139,7 +143,7 @@ class PrivateModel(keras.Model):
         """Sets optimizer and loss.
 
         Args:
-          optimizer: made by `make_optimizer` from the same plan.
+          optimizer: a new Keras optimizer, or the name of one.
           loss: a Keras loss with `reduction=NONE`, the name of one, or a function of
             (targets, predictions) to losses with the rows as first dimension;
             further dimensions are averaged.
@@ -150,22 +154,14 @@ class PrivateModel(keras.Model):
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
-          InputError: another optimizer or plan, a loss that reduces over rows or that
-            Keras does not know, the policy mixed_float16, `loss_weights`, or
-            `run_eagerly`.
+          InputError: an optimizer that has taken steps or has no finite rate, a loss
+            that reduces over rows or that Keras does not know, the policy
+            mixed_float16, `loss_weights`, or `run_eagerly`.
         """
         self._require_idle("compile")
         fit_inputs.require_options(options)
-        if not isinstance(optimizer, LogicalStep):
-            raise validation.InputError(
-                f"optimizer is a {type(optimizer).__name__}, which neither clips nor "
-                "adds noise. Make it with tfdpsq.privacy.make_optimizer(plan, ...)."
-            )
-        if optimizer.plan != self.plan:
-            raise validation.InputError(
-                "the optimizer was made for another plan than the model. Make both "
-                "from one plan."
-            )
+        optimizer = keras.optimizers.get(optimizer)
+        require_new(optimizer, self.plan.spec.steps)
         policies = {layer.dtype_policy.name for layer in flatten([self])}
         if "mixed_float16" in policies:
             raise validation.InputError(
@@ -295,6 +291,7 @@ class PrivateModel(keras.Model):
                 lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
                 self.microbatch_size,
                 layers=[ran.model],
+                engine=self.engine,
                 units=None if groups is not None else rows,
                 groups=groups,
                 directory=directory,
@@ -430,7 +427,7 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: missing steps; no argument for a `sensitivity_multiplier`
-            above 1; noise of a seed that was given; a value that JSON cannot hold.
+            above 1; a value that JSON cannot hold.
         """
         if fingerprints is None or isinstance(fingerprints, Mapping):
             fingerprints = {"code": code_fingerprint(), **(fingerprints or {})}
@@ -454,9 +451,7 @@ class PrivateModel(keras.Model):
                     "holds. Give sensitivity_argument."
                 )
             sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
-        if self.plan.spec.private and self._directory is None:
-            ran.optimizer.require_secret_noise()
-        engine = ran.optimizer.engine
+        engine = self.engine
         adapted = fit_inputs.adapted_layers(self.model, self.plan, self._adapted_to)
         return make_certificate(
             ran.plan,
@@ -511,7 +506,7 @@ class _FitRecord:
         self,
         plan: PrivacyPlan,
         model: keras.Model,
-        optimizer: LogicalStep,
+        optimizer: Any,
         jit: bool,
     ):
         self.plan, self.model, self.optimizer, self.jit = plan, model, optimizer, jit

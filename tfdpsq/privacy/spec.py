@@ -15,7 +15,7 @@ from tfdpsq.privacy.randomness import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
-ENGINES = ("fast", "dpkeras", "vectorized")
+ENGINES = ("fast", "rowwise", "vectorized", "dpkeras")
 # The keys of `optimizers.OPTIMIZERS`, which takes seconds to import.
 OPTIMIZERS = ("adam", "adafactor", "t5x_adafactor", "sgd")
 UNITS = ("query", "pair", "user")

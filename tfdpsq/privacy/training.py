@@ -24,38 +24,36 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, checks, fast, workers
+from tfdpsq.privacy import checkpoint, checks, fast, optimizers, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.engines import require_engine
 from tfdpsq.privacy.environment import warning_of_logs
+from tfdpsq.privacy.keys import RunKey
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Watch, kept_in
-from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
-from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
-from tfdpsq.privacy.randomness.secure import SecureSource
+from tfdpsq.privacy.randomness.noise import SCHEME
+from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch, Setup
 from tfdpsq.privacy.terms import Losses
-
-# An entry of Keras's optimizers' configurations.
-_XLA = "jit_compile"
 
 
 def train(
     plan: PrivacyPlan,
     per_example_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
-    optimizer: LogicalStep,
+    optimizer: Any,
     take: Take,
     microbatch_size: int,
     layers: Iterable[tf.Module] = (),
+    engine: str = "fast",
     units: int | None = None,
     groups: Groups | None = None,
     directory: str | os.PathLike | None = None,
     data_fingerprint: str = "",
     save_every: int = 50,
-    sampler_seed: int | None = None,
+    seed: int | None = None,
     on_step: Callable[[int, float], bool | None] | None = None,
     jit_compile: bool = False,
     before_step: Callable[[int], None] | None = None,
@@ -84,7 +82,7 @@ def train(
       per_example_losses: maps a batch to one loss per row; see
         `make_logical_step`.
       variables: what is trained.
-      optimizer: made by `make_optimizer` from the same plan.
+      optimizer: a new Keras optimizer.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
         rows, in that order, whatever it is; numbers may repeat. A row must not depend
         on the others taken with it, nor must its shape, and a number must always give
@@ -94,6 +92,8 @@ def train(
         multiple of a group.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
+      engine: how clipped sums are computed; see `engines`. Where "fast" has no rule for
+        a layer, "rowwise" takes its place, with a warning.
       units: how many units the data have; `None` takes the spec's n.
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
@@ -103,8 +103,8 @@ def train(
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
-      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it, without a
-        `directory`: that keeps a seed of its own.
+      seed: of the run's `RunKey`, secret; `None` takes fresh entropy. Only tests fix
+        it, without a `directory`: that keeps a seed of its own.
       on_step: called after each step with the number of steps executed and the
         mean loss, a private measurement wherever the data are private. Training
         stops early if it returns `True`.
@@ -146,8 +146,8 @@ def train(
     Raises:
       Preempted: `preempted` said so before the last step.
       Diverged: weights were not finite, and there is a `directory`; see `endings`.
-      InputError: the optimizer was made for another plan, or has run before (its
-        steps would be paid for once and taken twice); `take` returns too few rows;
+      InputError: an optimizer that has taken steps, or has no finite rate; `take`
+        returns too few rows;
         a loss that writes a state, depends on other rows, or draws random numbers that
         cannot be repeated; a weight that no rule covers; other data or another plan
         than the directory's; a damaged ledger or state; with `directory`, too little
@@ -160,15 +160,25 @@ def train(
     layers, variables = list(layers), list(variables)
     if plan.spec.private and (warning := warning_of_logs()):
         logging.log_first_n(logging.WARNING, "%s", 1, warning)
+    validation.positive_integer("microbatch_size", microbatch_size)
     setup = Setup(
-        per_example_losses, variables, layers, optimizer, microbatch_size, coupled
+        plan, per_example_losses, variables, layers, microbatch_size, engine, coupled
     )
-    _require_unused(optimizer, plan, variables)
-    _require_no_seed(directory, sampler_seed)
+    require_engine(engine)
+    optimizers.require_new(optimizer, plan.spec.steps)
+    fast.require_distinct(variables)
+    if not variables:
+        raise validation.InputError(
+            "there are no variables to train. Build the model first, by calling it "
+            "on a batch, and pass its trainable_variables."
+        )
+    if directory is not None and seed is not None:
+        raise validation.InputError(
+            "seed is given, and a directory, which keeps a secret one. Leave seed out."
+        )
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
-    validation.positive_integer("microbatch_size", microbatch_size)
     if coupled:
         coupled_rows.require_covered(plan)
     count = len(groups.rows) if groups is not None else units or plan.spec.num_units
@@ -180,9 +190,19 @@ def train(
     read: list[tf.Module | tf.Variable] = [*layers]
     batch = rows.take_some(plan.rows_clipped_together)
     if plan.spec.private:
-        read += checks.check_setup(setup, rows, also_tried)
+        setup, variables_read = checks.check_setup(setup, rows, also_tried)
+        read += variables_read
         take = checks.of_one_shape(take, batch)
-    settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
+    settings = {
+        "engine": setup.engine,
+        "optimizer": type(optimizer).__name__,
+        "the optimizer's settings": repr(optimizers.settings_of(optimizer)),
+        "microbatch_size": repr(microbatch_size),
+        "jit_compile": repr(_compiled_by_xla(jit_compile)),
+        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
+        "random_numbers": SCHEME,
+        "the version of tfdpsq": tfdpsq.__version__,
+    }
     if repeats:
         settings["the model's configuration"] = _configuration(layers)
         settings["frozen weights"] = _not_trained(read, [*variables, *state])
@@ -191,15 +211,15 @@ def train(
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
     with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
-        seed = _seeded(plan, optimizer, kept, sampler_seed)
-        optimizer.prepare(variables)  # or its slots would be missing from the state
-        take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
+        key = _key_of(plan, kept, seed)
+        slots = optimizers.build(optimizer, variables)
+        take_steps = CompiledSteps(setup, optimizer, key, jit_compile, steps_per_loop)
         take_steps.build(batch)
-        state = [*variables, *optimizer.state(), *state]
+        state = [*variables, *slots, *state]
         # The step's own are a schedule's, too.
         watched = _held([*read, *state, *take_steps.read])
         watch = Watch(optimizer, watched, plan.spec.private)
-        sampler = plan.sampler(units, seed, groups)
+        sampler = plan.sampler(units, key.sampler, groups)
         loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept, watch)
         if repeats and plan.spec.private:
             loop.rehearse = functools.partial(take_steps.rehearse, batch)
@@ -218,38 +238,6 @@ def _own_groups(groups: object) -> Groups | None:
     return Groups(np.array(groups.rows), np.array(groups.offsets))
 
 
-def _require_unused(optimizer: Any, plan: Any, variables: Any) -> None:
-    """Refuses an optimizer of another plan or run, and a model without weights."""
-    if optimizer.plan != plan:
-        raise validation.InputError(
-            "the optimizer was made for another plan, so its noise is not what "
-            "would be accounted for. Make it with make_optimizer(plan, ...)."
-        )
-    if int(tf.convert_to_tensor(optimizer.iterations)):
-        raise validation.InputError(
-            "the optimizer has taken steps before, which this plan does not account "
-            "for. Make a new one with make_optimizer(plan, ...)."
-        )
-    fast.require_distinct(variables)
-    if not variables:
-        raise validation.InputError(
-            "there are no variables to train. Build the model first, by calling it "
-            "on a batch, and pass its trainable_variables."
-        )
-
-
-def _require_no_seed(
-    directory: str | os.PathLike | None, sampler_seed: int | None
-) -> None:
-    """Refuses a given seed next to the one that a directory keeps."""
-    if directory is not None and sampler_seed is not None:
-        raise validation.InputError(
-            "sampler_seed is given, and a directory: another seed would repeat steps "
-            "that are paid for on other rows under the same noise. Leave sampler_seed "
-            "out; the directory keeps a secret one."
-        )
-
-
 def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:
     """The data's fingerprint with whose rows are whose, where that was said."""
     if units is None and groups is None:
@@ -261,63 +249,17 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
 
 
-def _seeded(
-    plan: Any, optimizer: Any, kept: Kept | None, sampler_seed: int | None
-) -> int:
-    """Seeds the optimizer and TensorFlow for a run; returns the sampler's seed."""
-    seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
-    chosen = sampler_seed is not None or optimizer.noise_seed_is_given
-    if plan.spec.private and kept is None and chosen:
+def _key_of(plan: PrivacyPlan, kept: Kept | None, seed: int | None) -> RunKey:
+    """The key of a run, which TensorFlow's own generators are seeded from as well."""
+    if plan.spec.private and seed is not None:
         logging.warning(
-            "noise_seed or sampler_seed was given: epsilon does not hold against "
-            "anyone who guesses it. Give seeds in tests only."
+            "seed was given: epsilon does not hold against anyone who guesses it. Give "
+            "it in tests only."
         )
-    optimizer.reseed_for_a_run()
-    if kept is not None:
-        optimizer.reseed(kept.secrets.noise_seed)
-        seed = kept.secrets.sampler_seed
-    optimizer.take_chiefs_seeds()
-    seed = workers.chiefs_number(seed)
+    key = RunKey(plan, kept.secrets.seed if kept is not None else seed)
     if plan.spec.private:
-        tf.random.set_seed(_global_seed(plan, seed))
-    return seed
-
-
-def _global_seed(plan: PrivacyPlan, seed: int) -> int:
-    if plan.spec.secure:
-        return SecureSource(seed).seed("global") % (1 << 63)
-    return derived_seed(seed, "global") % (1 << 63)
-
-
-def _settings(
-    optimizer: Any,
-    variables: Any,
-    microbatch_size: Any,
-    jit_compile: Any,
-    compared: Any,
-) -> dict[str, str]:
-    """Settings that a resumed run must not change."""
-    try:
-        config = optimizer.get_config()
-    except NotImplementedError as error:  # of a schedule that somebody wrote
-        if compared:
-            raise validation.InputError(
-                "learning_rate is a schedule without get_config, so that a resumed run "
-                "could not be compared with what it was. Define it, as "
-                "keras.optimizers.schedules.LearningRateSchedule says, or train "
-                "without a directory."
-            ) from error
-        config = {}
-    return {
-        "engine": optimizer.engine,
-        # Keras sets jit_compile by whether there is a GPU: no step follows from it.
-        "optimizer": repr(sorted((k, v) for k, v in config.items() if k != _XLA)),
-        "microbatch_size": repr(microbatch_size),
-        "jit_compile": repr(_compiled_by_xla(jit_compile)),
-        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
-        "random_numbers": SCHEME,
-        "the version of tfdpsq": tfdpsq.__version__,
-    }
+        tf.random.set_seed(key.process)
+    return key
 
 
 def _not_trained(layers: Any, restored: Any) -> str:

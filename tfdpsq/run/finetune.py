@@ -215,7 +215,7 @@ def _make(
         spending.require_within(planned, pairs, continuation=continuation)
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
-        optimizer = private_training.make_optimizer(config, plan)
+        optimizer = private_training.make_optimizer(config)
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory
     ):
@@ -243,6 +243,7 @@ def _make(
                 rows.take,
                 config.microbatch_size,
                 layers=[model],
+                engine=config.engine,
                 units=units.count,
                 groups=units.groups,
                 directory=context.run_dir,

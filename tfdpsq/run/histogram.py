@@ -217,7 +217,8 @@ def _noisy_counts(
         layer,
         plan,
         lambda batch: -layer(batch["cluster"])[:, 0, 0],
-        privacy.make_optimizer(plan, rate, "sgd", "fast"),
+        # Not the new one, whose rate is a float32.
+        tf.keras.optimizers.legacy.SGD(rate),
         take,
         min(microbatch_size, plan.max_rows),
         layers=[layer],

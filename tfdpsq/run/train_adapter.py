@@ -229,9 +229,7 @@ def _trained(
 ) -> outcomes.Outcome:
     model, loss = model_and_loss
     rate = tf.keras.optimizers.schedules.CosineDecay(config.learning_rate, config.steps)
-    optimizer = privacy.make_optimizer(
-        plan, rate, "sgd", config.engine, momentum=config.momentum
-    )
+    optimizer = tf.keras.optimizers.SGD(rate, momentum=config.momentum)
     with private_training.progress_of(
         run_dir,
         steps=config.steps,
@@ -250,6 +248,7 @@ def _trained(
             rows.take,
             min(config.microbatch_size, plan.max_rows),
             layers=[model],
+            engine=config.engine,
             units=units.count,
             groups=units.groups,
             directory=run_dir,

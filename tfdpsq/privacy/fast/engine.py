@@ -28,6 +28,10 @@ from tfdpsq.privacy.terms import require_losses
 _ALL = -1  # in place of a row's number
 
 
+class UncoveredError(validation.InputError):
+    """A weight is used in a way that no rule covers."""
+
+
 class ClippedSum(NamedTuple):
     """Result of `clipped_sum`.
 
@@ -116,7 +120,7 @@ def clipped_sum(
     count = len(recorder.outputs)
     strays = [v for v, g in zip(read, gradients[count:]) if g is not None]
     for stray in (*strays, *recorder.strays):
-        raise validation.InputError(_uncovered(stray, layers))
+        raise UncoveredError(_uncovered(stray, layers))
     by_rows = recorder.uses(gradients[:count])
     if rows_per_unit > 1:
         by_rows = {
@@ -233,7 +237,7 @@ def check(
         # Some gradients are zero but for rounding, hence the share of the whole.
         allowed = float(size) + 1e-3 * overall
         if not float(off) <= tolerance * allowed:
-            raise validation.InputError(
+            raise UncoveredError(
                 f"{_uncovered(variable, layers)} (Its gradient is off by "
                 f"{float(off) / max(allowed, 1e-30):.2g} of its size, allowed "
                 f"{tolerance}.)"
@@ -352,8 +356,8 @@ def _merged(
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
     """Explains what is wrong with a weight that the loss uses outside every rule."""
     remedy = (
-        "Leave the weight out of `variables` (freeze it), register a rule with "
-        "register_rule, or choose another engine."
+        "Freeze the weight, register a rule with register_rule, or choose another "
+        "engine."
     )
     key = variable_key(variable)
     for layer in flatten(layers):

@@ -1,4 +1,4 @@
-"""The noise of a logical step: tensorflow-privacy's Gaussian sum, replayable.
+"""The noise of a logical step, which can be drawn again.
 
 Every variable of every step has a key of its own, made from secret bits, the step
 number and the variable's position: same-shaped variables and successive steps have
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.correlation import NoiseWindow
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
@@ -47,69 +46,62 @@ class DrawKey(NamedTuple):
     counter: tf.Tensor
 
 
-class SeededGaussianSumQuery(parts.GaussianSumQuery):
-    """tensorflow-privacy's Gaussian sum query with noise from a given seed.
+def noised(
+    sums: Sequence[tf.Tensor],
+    stddev: float,
+    seed: tf.Tensor,
+    step: tf.Tensor,
+    window: NoiseWindow | None = None,
+) -> list[tf.Tensor]:
+    """The sums plus Gaussian noise.
 
-    The parent draws from TF's stateful generator, which differs by replica and
-    cannot be replayed; everything else is the parent's.
+    Args:
+      sums: one float tensor per variable.
+      stddev: deviation of the noise, σΔ.
+      seed: [DRAWS, 2] int64, secret.
+      step: scalar int64, new for every logical step.
+      window: where noise cancels; `None` makes it independent of other steps'.
+
+    Returns:
+      Tensors shaped as `sums`, with noise of deviation `stddev` added, or with the
+      window's shares of such noise, drawn afresh for this step and again for each step
+      before it in its window.
     """
+    if window is None:
+        return _with_draws(sums, seed, step, stddev)
+    # Of the sums' own type: no 64-bit floats where a TPU would emulate them.
+    shares = tf.constant(stddev * window.shares(), sums[0].dtype)
+    before = window.position(step)
 
-    def noised(
-        self,
-        sums: Sequence[tf.Tensor],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-        window: NoiseWindow | None = None,
-    ) -> list[tf.Tensor]:
-        """The sums plus Gaussian noise.
+    def add(past: Any, *values: Any) -> Any:
+        return past + 1, *_with_draws(values, seed, step - past, shares[past])
 
-        Args:
-          sums: one float tensor per variable.
-          seed: [DRAWS, 2] int64, secret.
-          step: scalar int64, new for every logical step.
-          window: where noise cancels; `None` makes it independent of other steps'.
+    _, *found = tf.while_loop(
+        lambda past, *_: past <= before,
+        add,
+        (tf.constant(0, tf.int64), *sums),
+        maximum_iterations=window.steps,
+        parallel_iterations=1,
+    )
+    return found
 
-        Returns:
-          Tensors shaped as `sums`, with noise of deviation `stddev` added, or with
-          the window's shares of such noise, drawn afresh for this step and again for
-          each step before it in its window.
-        """
-        if window is None:
-            return self._with_draws(sums, seed, step, self._stddev)
-        # Of the sums' own type: no 64-bit floats where a TPU would emulate them.
-        shares = tf.constant(self._stddev * window.shares(), sums[0].dtype)
-        before = window.position(step)
 
-        def add(past: Any, *values: Any) -> Any:
-            drawn = self._with_draws(values, seed, step - past, shares[past])
-            return past + 1, *drawn
-
-        _, *noised = tf.while_loop(
-            lambda past, *_: past <= before,
-            add,
-            (tf.constant(0, tf.int64), *sums),
-            maximum_iterations=window.steps,
-            parallel_iterations=1,
-        )
-        return noised
-
-    def _with_draws(
-        self,
-        sums: Sequence[tf.Tensor],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-        deviation: float | tf.Tensor,
-    ) -> list[tf.Tensor]:
-        words = tf.unstack(seed, DRAWS)
-        share = deviation / DRAWS**0.5
-        noised = []
-        for position, value in enumerate(sums):
-            draws = [
-                normal(tf.shape(value), draw_key(own, step, position), value.dtype)
-                for own in words
-            ]
-            noised.append(value + tf.cast(share, value.dtype) * tf.add_n(draws))
-        return noised
+def _with_draws(
+    sums: Sequence[tf.Tensor],
+    seed: tf.Tensor,
+    step: tf.Tensor,
+    deviation: float | tf.Tensor,
+) -> list[tf.Tensor]:
+    words = tf.unstack(seed, DRAWS)
+    share = deviation / DRAWS**0.5
+    found = []
+    for position, value in enumerate(sums):
+        draws = [
+            normal(tf.shape(value), draw_key(own, step, position), value.dtype)
+            for own in words
+        ]
+        found.append(value + tf.cast(share, value.dtype) * tf.add_n(draws))
+    return found
 
 
 def draw_key(

@@ -261,7 +261,7 @@ def train(
                 "before_step": loss.refresh,
                 "state": loss.state,
             }
-        optimizer = private_training.make_optimizer(config, plan)
+        optimizer = private_training.make_optimizer(config)
     progress.epsilon = plan.epsilon_so_far
     return private_training.train(
         devices,
@@ -270,6 +270,7 @@ def train(
         loss,
         optimizer,
         take,
+        engine=config.engine,
         units=units.count,
         directory=context.run_dir,
         data_fingerprint=context.inputs["pairs"],

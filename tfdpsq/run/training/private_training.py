@@ -21,7 +21,7 @@ from tfdpsq.data import RowStore, write_rows
 from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
-from tfdpsq.privacy import batches, checkpoint, workers
+from tfdpsq.privacy import batches, checkpoint, optimizers, workers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import ledger
@@ -460,17 +460,10 @@ def learning_rate(
     return WarmupCosine(peak, steps // 10, steps)
 
 
-def make_optimizer(config: ml_collections.ConfigDict, plan: privacy.PrivacyPlan) -> Any:
-    """Returns the optimizer of a stage's settings, which takes the plan's steps.
-
-    Raises:
-      InputError: what `privacy.make_optimizer` raises.
-    """
-    return privacy.make_optimizer(
-        plan,
+def make_optimizer(config: ml_collections.ConfigDict) -> Any:
+    """Returns the Keras optimizer of a stage's settings."""
+    return optimizers.OPTIMIZERS[config.optimizer](
         learning_rate(config.learning_rate, config.schedule, config.steps),
-        config.optimizer,
-        config.engine,
         **training_settings.optimizer_options(config),
     )
 
