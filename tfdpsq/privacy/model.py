@@ -232,9 +232,8 @@ class PrivateModel(keras.Model):
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed. They get losses of
             private rows. So where ε is finite none may change a weight, a learning
-            rate or another setting of the optimizer; a weight that one changes after
-            the last step is set back. What one keeps or writes, such as weights that
-            were best by a loss, is of no certificate.
+            rate or another setting of the optimizer. What one keeps or writes, such as
+            weights that were best by a loss, is of no certificate.
           validation_data: (x, y) or (x, y, sample weights), evaluated after every
             epoch: recorded in `reads` as a private read. For public data use
             `evaluate` after `fit`.

@@ -73,11 +73,8 @@ def clipped_sum(
     | example i has weight 0 | what it would without example i |
 
     The last two presume that forward and backward pass keep examples apart, as the
-    bound on one example's influence does anyway. `check` looks for that in two losses,
-    along the gradients of what layers return. `independence.check_independence` also
-    compares losses of real rows, which shows what no gradient does: inputs standardised
-    over the batch, or behind `stop_gradient`. `privacy.train` calls both; in a loop of
-    your own, call them before the first step.
+    bound on one example's influence does anyway. `privacy.train` looks for that before
+    the first step (see `privacy.checks`).
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per
