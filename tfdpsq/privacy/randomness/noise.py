@@ -15,6 +15,7 @@ compiled draw.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +25,10 @@ from tfdpsq.privacy.randomness.correlation import NoiseWindow
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
 # under another one: its steps would be other steps.
-SCHEME = "Philox by key and counter, two draws of noise, 16 bits a dropout"
+SCHEME = "two draws of Philox by key and counter, Box-Muller, 16 bits a dropout"
 PHILOX = tf.random.Algorithm.PHILOX.value
-# Draws that noise is the sum of. A Philox key has 64 bits, and Philox can be inverted:
-# who knows some of a single draw tries these. Of a sum they must guess two at once.
+# Draws whose bits make the noise together. A Philox key has 64 bits, and Philox can be
+# inverted: who knows some of a single draw tries these. Of two they must guess both.
 DRAWS = 2
 # Values of Philox's counter that one draw may use: four numbers each.
 _BLOCK_BITS = 40
@@ -93,15 +94,36 @@ def _with_draws(
     deviation: float | tf.Tensor,
 ) -> list[tf.Tensor]:
     words = tf.unstack(seed, DRAWS)
-    share = deviation / DRAWS**0.5
     found = []
     for position, value in enumerate(sums):
-        draws = [
-            normal(tf.shape(value), draw_key(own, step, position), value.dtype)
-            for own in words
-        ]
-        found.append(value + tf.cast(share, value.dtype) * tf.add_n(draws))
+        keys = [draw_key(own, step, position) for own in words]
+        drawn = _gaussian(value.shape, keys, value.dtype)
+        found.append(value + tf.cast(deviation, value.dtype) * drawn)
     return found
+
+
+def _gaussian(
+    shape: tf.TensorShape, keys: Sequence[DrawKey], dtype: tf.DType
+) -> tf.Tensor:
+    """Standard normal numbers from the bits of several draws together.
+
+    float32 by Box and Muller's transform of 32 random bits a number, the exclusive or of
+    the draws' bits; others as a sum of normal draws. The largest of float32 is 6.6.
+    """
+    if dtype != tf.float32:
+        return tf.add_n([normal(shape, key, dtype) for key in keys]) / len(keys) ** 0.5
+    size = shape.num_elements()
+    half = (size + 1) // 2
+    bits = integers([2, half], keys[0], tf.uint32)
+    for key in keys[1:]:
+        bits = tf.bitwise.bitwise_xor(bits, integers([2, half], key, tf.uint32))
+    # In (0, 1]: 31 bits, as XLA converts no larger ones on every device.
+    upper = tf.bitwise.right_shift(bits[0], tf.constant(1, tf.uint32))
+    uniform = (tf.cast(tf.bitcast(upper, tf.int32), tf.float32) + 0.5) * 2.0**-31
+    angle = tf.cast(tf.bitcast(bits[1], tf.int32), tf.float32) * (math.pi * 2.0**-31)
+    radius = tf.sqrt(-2 * tf.math.log(uniform))
+    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    return tf.reshape(both[:size], shape)
 
 
 def draw_key(
