@@ -263,7 +263,9 @@ class PrivateModel(keras.Model):
         steps = self.plan.spec.steps
         per_epoch = validation.positive_integer(
             "steps_per_epoch",
-            steps_per_epoch or max(1, round(1 / self.plan.sampling_probability)),
+            max(1, round(1 / self.plan.sampling_probability))
+            if steps_per_epoch is None
+            else steps_per_epoch,
         )
         epochs = {"epochs": -(-steps // per_epoch), "steps": per_epoch}
         shown = {"add_history": True, "add_progbar": verbose != 0, "verbose": verbose}
@@ -396,13 +398,15 @@ class PrivateModel(keras.Model):
         return require_rows(losses)
 
     def epsilon(self, accountant: str | None = None) -> float:
-        """ε spent by the steps that `fit` executed; see `PrivacyPlan.epsilon`.
+        """ε of what `fit` ran; see `PrivacyPlan.epsilon`.
 
-        Where a callback stopped training by looking at the weights, the plan's whole ε
-        applies instead: when it stopped tells of them, too. Where it looked at losses
-        or metrics of private rows, no ε covers that choice.
+        That of the whole plan where a callback stopped training: when it stopped tells
+        of the weights, too. Where it looked at losses or metrics of private rows, no ε
+        covers that choice.
         """
-        return self.plan.epsilon(self.steps_executed, accountant)
+        stopped = self.stop_training and self.steps_executed
+        steps = self.plan.spec.steps if stopped else self.steps_executed
+        return self.plan.epsilon(steps, accountant)
 
     def certificate(
         self,

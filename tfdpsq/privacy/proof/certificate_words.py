@@ -49,8 +49,8 @@ def several_units(unit: str) -> str:
 _DEFAULT = (
     "Attacks on floating-point arithmetic and on pseudorandom generators: noise is "
     "drawn and added in floating point, from the bits of two draws of Philox, and "
-    "samples by numpy's PCG64; neither is a cryptographic generator. Noise and samples follow "
-    "from 128 bits each of the operating system's entropy, compiled by XLA or not. "
+    "samples by numpy's PCG64; neither is a cryptographic generator. Both follow from "
+    "128 bits of the operating system's entropy, compiled by XLA or not. "
     "Each of the two draws has a Philox key of 63 bits and as many secret bits in its "
     "counter. The setting secure protects from these attacks."
 )

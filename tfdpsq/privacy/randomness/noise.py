@@ -107,8 +107,8 @@ def _gaussian(
 ) -> tf.Tensor:
     """Standard normal numbers from the bits of several draws together.
 
-    float32 by Box and Muller's transform of 32 random bits a number, the exclusive or of
-    the draws' bits; others as a sum of normal draws. The largest of float32 is 6.6.
+    float32 by Box and Muller's transform of 32 random bits a number, the exclusive or
+    of the draws' bits; others as a sum of normal draws. The largest of float32 is 6.6.
     """
     if dtype != tf.float32:
         return tf.add_n([normal(shape, key, dtype) for key in keys]) / len(keys) ** 0.5
