@@ -93,7 +93,7 @@ _NOT_COMPUTED = (
 
 def check_setup(
     setup: Setup, rows: Rows, also_tried: Sequence[int] = ()
-) -> tuple[Setup, Sequence[tf.Variable]]:
+) -> tuple[Setup, Sequence[tf.Variable], bool]:
     """Checks loss, model and rows before a step is paid for.
 
     Args:
@@ -102,8 +102,9 @@ def check_setup(
       also_tried: numbers of rows whose loss is computed, too.
 
     Returns:
-      The same, with engine "rowwise" where "fast" has no rule for a layer; and the
-      variables that the loss reads.
+      The same, with engine "rowwise" where "fast" has no rule for a layer; the
+      variables that the loss reads; and whether layers draw random numbers from a seed
+      by themselves, for a whole microbatch.
 
     Raises:
       InputError: names what is wrong, and what to do.
@@ -130,7 +131,8 @@ def check_setup(
             _compute(setup, rows, also_tried)
         if rows.count > 1:
             _check_sum(setup, rows)
-    return setup, function.graph.variables
+    by_microbatch = any(draw.own for draw in draws)
+    return setup, function.graph.variables, by_microbatch
 
 
 # -- What `take` returns -----------------------------------------------------------
@@ -316,7 +318,7 @@ def _traced(
         if DRAWN_BY_KEY.fullmatch(node.op) and KEYED not in node.name:
             # Of unknown shape inside of a loop, a branch or a function.
             shape = shapes.get(node.name, tf.TensorShape(None))
-            draws.append(Draw(node.name, shape))
+            draws.append(Draw(node.name, shape, own=True))
     return function, draws
 
 

@@ -49,6 +49,9 @@ def replayable(
 ) -> Iterator[None]:
     """While inside, the layers' random numbers follow from the arguments.
 
+    A row's numbers follow from its place in the logical batch, not from how that is cut
+    into microbatches of one size (but for layers that draw from a seed by themselves).
+
     Args:
       layers: models and layers; those inside them, however deep, count too. Random
         numbers that a model draws by itself, from `tf.random`, are not affected.
@@ -58,20 +61,19 @@ def replayable(
       draws: if given, what the layers draw is added to it.
     """
     count = 0
-    # A key of its own for each forward pass: microbatches have too many numbers for the
-    # places of a draw.
     upper = tf.bitwise.bitwise_xor(seed[1], tf.cast(step, tf.int64))
-    counter = tf.stack([tf.cast(microbatch, tf.int64), upper])
-    pass_key = noise.DrawKey(
+    counter = tf.stack([tf.zeros([], tf.int64), upper])
+    of_step = noise.DrawKey(
         tf.bitcast(seed[:1], tf.uint64), tf.bitcast(counter, tf.uint64)
     )
     with tf.name_scope(KEYED):
-        words = noise.integers([2], pass_key, tf.int64)
+        words = noise.integers([2], of_step, tf.int64)
+    part = tf.cast(microbatch, tf.int64)
 
     def key() -> tf.Tensor:
         nonlocal count
         count += 1
-        return tf.stack([words[0], words[1] + count, 0])
+        return tf.stack([words[0], words[1] + count, part])
 
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
@@ -87,23 +89,24 @@ class Draw(NamedTuple):
     Attributes:
       layer: its name, or that of an operation.
       shape: of the numbers, as far as it is known.
+      own: whether the layer draws by itself, from a seed that it asked for.
     """
 
     layer: str
     shape: tf.TensorShape
+    own: bool = False
 
 
 class _StatelessGenerator:
     """A random generator for a Keras layer that takes a new key for each draw.
 
-    The names and arguments are those of Keras's `backend.RandomGenerator`.
+    The names and arguments are those of Keras's `backend.RandomGenerator`. All numbers
+    are made of groups of four random words, whole groups for each row, so that a row's
+    follow from its place.
     """
 
     def __init__(
-        self,
-        key: Callable[[], tf.Tensor],
-        layer: str,
-        draws: list[Draw] | None,
+        self, key: Callable[[], tf.Tensor], layer: str, draws: list[Draw] | None
     ):
         self._key = key
         self._layer = layer
@@ -120,9 +123,8 @@ class _StatelessGenerator:
         dtype: Any = None,
         nonce: Any = None,
     ) -> Any:
-        dtype = dtype or keras.backend.floatx()
-        drawn = self._drawn(lambda: noise.normal(shape, self._draw_key(), dtype))
-        return mean + stddev * drawn
+        drawn = noise.gaussian_of(self._words(shape))
+        return mean + stddev * self._numbers(drawn, shape, dtype)
 
     def random_uniform(
         self,
@@ -132,13 +134,13 @@ class _StatelessGenerator:
         dtype: Any = None,
         nonce: Any = None,
     ) -> Any:
-        dtype = dtype or keras.backend.floatx()
-
-        def draw() -> tf.Tensor:
-            seed = noise.integers([2], self._draw_key(), tf.int64)
-            return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
-
-        return self._drawn(draw)
+        dtype = tf.as_dtype(dtype or keras.backend.floatx())
+        maxval = 1.0 if maxval is None else maxval
+        share = self._numbers(noise.uniform_of(self._words(shape)), shape, tf.float32)
+        if dtype.is_integer:
+            wide = tf.cast(maxval - minval, tf.float32)
+            return minval + tf.cast(tf.floor(share * wide), dtype)
+        return minval + tf.cast(share, dtype) * tf.cast(maxval - minval, dtype)
 
     def truncated_normal(
         self,
@@ -148,15 +150,10 @@ class _StatelessGenerator:
         dtype: Any = None,
         nonce: Any = None,
     ) -> Any:
-        dtype = dtype or keras.backend.floatx()
-
-        def draw() -> tf.Tensor:
-            seed = noise.integers([2], self._draw_key(), tf.int64)
-            return tf.random.stateless_truncated_normal(
-                shape, seed, mean, stddev, dtype
-            )
-
-        return self._drawn(draw)
+        share = noise.uniform_of(self._words(shape))
+        # Two deviations on each side: 0.0228 of the probability is cut off there.
+        inside = tf.math.ndtri(0.02275013 + (1 - 2 * 0.02275013) * share)
+        return mean + stddev * self._numbers(inside, shape, dtype)
 
     def dropout(self, inputs: Any, rate: Any, noise_shape: Any = None) -> Any:
         shape = tf.shape(inputs)
@@ -165,13 +162,9 @@ class _StatelessGenerator:
             noise_shape = [shape[i] if size is None else size for i, size in sizes]
         if noise_shape is not None:
             shape = tf.convert_to_tensor(noise_shape, tf.int32)
-        known = tf.fill(shape, False).shape  # as far as shapes are inferred
-        shape = known.as_list() if known.is_fully_defined() else shape
-        size = dropout_masks.words_for(shape)
-        words = self._drawn(
-            lambda: noise.integers(size, self._draw_key(), tf.uint32), known
-        )
-        kept = dropout_masks.kept(words, rate, shape)
+        shape = self._noted(shape)
+        groups = dropout_masks.words_for(shape)[1]
+        kept = dropout_masks.kept(self._drawn(shape, groups), rate, shape)
         return tf.where(kept, inputs / (1 - rate), tf.zeros_like(inputs))
 
     def dropout_seed(self) -> tf.Tensor:
@@ -179,26 +172,45 @@ class _StatelessGenerator:
         return self._key()
 
     def make_seed_for_stateless_op(self) -> Any:
-        """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
+        """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it.
+
+        They draw for a microbatch as a whole, so its number is part of the seed.
+        """
+        key, upper, part = tf.unstack(tf.bitcast(self._key(), tf.uint64))
+        draw = noise.DrawKey(key[tf.newaxis], tf.stack([part, upper]))
         with tf.name_scope(KEYED):
-            seed = noise.integers([2], self._draw_key(), tf.int64)
+            seed = noise.integers([2], draw, tf.int64)
         with tf.name_scope(SEED):
             return tf.identity(seed)
 
-    def _drawn(
-        self, draw: Callable[[], tf.Tensor], shape: tf.TensorShape | None = None
-    ) -> tf.Tensor:
-        """Draws, and notes the shape of what is drawn for if it is another one."""
-        with tf.name_scope(KEYED):
-            drawn = draw()
-            if self._draws is not None:
-                noted = drawn.shape if shape is None else shape
-                self._draws.append(Draw(f"layer {self._layer!r}", noted))
-            return drawn
-
-    def _draw_key(self) -> noise.DrawKey:
-        key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))
-        return noise.DrawKey(key[tf.newaxis], tf.stack([lower, upper]))
-
     def make_legacy_seed(self) -> Any:
         return None
+
+    def _noted(self, shape: Any) -> Any:
+        """Notes a shape that is drawn for; returns it, as numbers where it is known."""
+        known = tf.fill(shape, False).shape  # as far as shapes are inferred
+        if self._draws is not None:
+            self._draws.append(Draw(f"layer {self._layer!r}", known))
+        return known.as_list() if known.is_fully_defined() else shape
+
+    def _words(self, shape: Any) -> tf.Tensor:
+        """[rows, groups, 4] uint32, at least as many as a row has numbers."""
+        shape = self._noted(shape)
+        return self._drawn(shape, -(-dropout_masks.elements(shape) // 4))
+
+    def _drawn(self, shape: Any, groups: Any) -> tf.Tensor:
+        rows = shape[0] if tf.is_tensor(shape) or len(shape) else 1
+        with tf.name_scope(KEYED):
+            key, upper, part = tf.unstack(self._key())
+            blocks = tf.cast(rows, tf.int64) * tf.cast(groups, tf.int64)
+            counter = tf.bitcast(tf.stack([part * blocks, upper]), tf.uint64)
+            draw = noise.DrawKey(tf.bitcast(key[tf.newaxis], tf.uint64), counter)
+            return noise.integers([rows, groups, 4], draw, tf.uint32)
+
+    def _numbers(self, values: tf.Tensor, shape: Any, dtype: Any) -> tf.Tensor:
+        """The first of each row's numbers, [rows, groups, 4], in a shape."""
+        flat = tf.reshape(values, [tf.shape(values)[0], -1])
+        known = tf.fill(shape, False).shape
+        shape = known.as_list() if known.is_fully_defined() else shape
+        found = tf.reshape(flat[:, : dropout_masks.elements(shape)], shape)
+        return tf.cast(found, dtype or keras.backend.floatx())

@@ -189,20 +189,24 @@ def train(
     repeats = directory is not None
     read: list[tf.Module | tf.Variable] = [*layers]
     batch = rows.take_some(plan.rows_clipped_together)
+    by_microbatch = False
     if plan.spec.private:
-        setup, variables_read = checks.check_setup(setup, rows, also_tried)
+        setup, variables_read, by_microbatch = checks.check_setup(
+            setup, rows, also_tried
+        )
         read += variables_read
         take = checks.of_one_shape(take, batch)
     settings = {
         "engine": setup.engine,
         "optimizer": type(optimizer).__name__,
         "the optimizer's settings": repr(optimizers.settings_of(optimizer)),
-        "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
         "the version of tfdpsq": tfdpsq.__version__,
     }
+    if by_microbatch:  # else a step is the same whatever its microbatches
+        settings["microbatch_size"] = repr(microbatch_size)
     if repeats:
         settings["the model's configuration"] = _configuration(layers)
         settings["frozen weights"] = _not_trained(read, [*variables, *state])

@@ -113,17 +113,33 @@ def _gaussian(
     if dtype != tf.float32:
         return tf.add_n([normal(shape, key, dtype) for key in keys]) / len(keys) ** 0.5
     size = shape.num_elements()
-    half = (size + 1) // 2
-    bits = integers([2, half], keys[0], tf.uint32)
+    words = [2, (size + 1) // 2]
+    bits = integers(words, keys[0], tf.uint32)
     for key in keys[1:]:
-        bits = tf.bitwise.bitwise_xor(bits, integers([2, half], key, tf.uint32))
-    # In (0, 1]: 31 bits, as XLA converts no larger ones on every device.
-    upper = tf.bitwise.right_shift(bits[0], tf.constant(1, tf.uint32))
-    uniform = (tf.cast(tf.bitcast(upper, tf.int32), tf.float32) + 0.5) * 2.0**-31
-    angle = tf.cast(tf.bitcast(bits[1], tf.int32), tf.float32) * (math.pi * 2.0**-31)
-    radius = tf.sqrt(-2 * tf.math.log(uniform))
-    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(both[:size], shape)
+        bits = tf.bitwise.bitwise_xor(bits, integers(words, key, tf.uint32))
+    return tf.reshape(tf.reshape(gaussian_of(bits, axis=0), [-1])[:size], shape)
+
+
+def gaussian_of(bits: tf.Tensor, axis: int = -1) -> tf.Tensor:
+    """Standard normal numbers by Box and Muller's transform.
+
+    Args:
+      bits: uint32; two halves along an axis make one number each.
+      axis: that axis, of even length.
+
+    Returns:
+      float32, of the same shape; 6.6 at most.
+    """
+    first, second = tf.split(bits, 2, axis)
+    angle = tf.cast(tf.bitcast(second, tf.int32), tf.float32) * (math.pi * 2.0**-31)
+    radius = tf.sqrt(-2 * tf.math.log(uniform_of(first)))
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis)
+
+
+def uniform_of(bits: tf.Tensor) -> tf.Tensor:
+    """Numbers in (0, 1], float32, from the upper 31 bits of each uint32."""
+    upper = tf.bitwise.right_shift(bits, tf.constant(1, tf.uint32))
+    return (tf.cast(tf.bitcast(upper, tf.int32), tf.float32) + 0.5) * 2.0**-31
 
 
 def draw_key(
