@@ -22,10 +22,6 @@ if TYPE_CHECKING:
         code_fingerprint,
         read_certificate,
     )
-    from tfdpsq.privacy.proof.continuation import (
-        Continuation,
-        make_continuation_certificate,
-    )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
     from tfdpsq.privacy.proof.reads import PrivateReads
     from tfdpsq.privacy.proof.verification import Verification, verify_certificate
@@ -39,7 +35,6 @@ else:
     __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
-    "Continuation",
     "Coupled",
     "DataError",
     "Diverged",
@@ -61,7 +56,6 @@ __all__ = [
     "discard_state",
     "epsilon_of",
     "make_certificate",
-    "make_continuation_certificate",
     "make_logical_step",
     "make_plan",
     "read_certificate",

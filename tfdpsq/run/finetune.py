@@ -209,10 +209,9 @@ def _make(
     config.learning_rate = config[setting]
     spec = private_training.spec_of(config, units)
     plan = continuing.make_plan(config, context, spec)
-    continuation = continuing.continuation_of(config, context, plan)
+    planned = continuing.planned_runs(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        planned, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
-        spending.require_within(planned, pairs, continuation=continuation)
+        spending.require_within(planned)
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
         optimizer = private_training.make_optimizer(config)

@@ -35,6 +35,7 @@ import tensorflow as tf
 from tfdpsq import layers, privacy, validation
 from tfdpsq.data import Pair, RowStore
 from tfdpsq.privacy.loop import digest_of_weights
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
@@ -176,7 +177,9 @@ def _make(
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(adapter_training.spec_of(config, units))
     if not canary_set.holds_canaries(config.pairs):
-        spending.require_within({run_dir.name: plan}, inputs["pairs"])
+        spending.require_within(
+            [budget.Run(run_dir.name, plan, plan.spec.steps, inputs["pairs"])]
+        )
     documents, queries = (embeddings.places() for embeddings in given)
     documents.require_all(sources.open_beir(config.pairs).documents(), config.pairs)
     width = given[0].index.width

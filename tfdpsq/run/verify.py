@@ -13,7 +13,7 @@ show; its owner can pass the run's ledger.
 Several certificates, or a directory with several below it, are verified and then
 composed by PLD, each run once, for each privacy unit. That total holds for runs whose
 settings were fixed without looking at earlier releases; for others the sum of their
-epsilons holds, which is printed, too (see `privacy.proof.composition`). What is in a
+epsilons holds, which is printed, too (see `privacy.proof.budget`). What is in a
 workdir's `release/` counts, and what is in its `private/` does not.
 
 Directories with one NAME are of one log. Without names, equal fingerprints of the pairs
@@ -38,9 +38,7 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from tfdpsq import validation
-from tfdpsq.privacy.proof import budget, composition, verification
-from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof.certified import continuation_of
+from tfdpsq.privacy.proof import budget, verification
 from tfdpsq.privacy.proof.ledger import read_ledger
 from tfdpsq.run.core import command, spending
 
@@ -52,10 +50,10 @@ _USAGE = (
 
 @dataclasses.dataclass
 class _Log:
-    """Releases from the same pairs, by their first place."""
+    """Runs on the same pairs."""
 
     name: str
-    releases: dict[str, composition.Release] = dataclasses.field(default_factory=dict)
+    runs: list[budget.Run] = dataclasses.field(default_factory=list)
 
 
 def verify(
@@ -89,7 +87,7 @@ def verify(
     logs: list[_Log] = []
     found = [(name, spending.find_certificates(path)) for name, path in _named(words)]
     if disjoint:
-        validation.one_of("disjoint", disjoint, composition.DISJOINT)
+        validation.one_of("disjoint", disjoint, budget.DISJOINT)
         if not all(name for name, _ in found):
             raise validation.InputError(
                 "disjoint is given and not all logs are named. Give each as "
@@ -106,7 +104,7 @@ def verify(
         for name, each in found
         for digest, certificate in each.certificates.items()
     ]
-    read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
+    read.sort(key=lambda item: -len([*budget.parents_of(item[2])]))
     for name, places, certificate in read:
         lines += _one(places, certificate, ledgers, problems)
         _add(logs, name, places, certificate, problems)
@@ -157,7 +155,7 @@ def _one(
         problems += [f"{path}: {difference}" for difference in differences]
     if not certificate["private"]:
         return [*lines, "  agrees with itself, and guarantees nothing"]
-    runs = 1 + sum(1 for _ in certificates.parents_of(certificate))
+    runs = 1 + sum(1 for _ in budget.parents_of(certificate))
     which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
     return [*lines, f"  holds: it agrees with itself (compared with {which})"]
 
@@ -185,18 +183,12 @@ def _claims(
 
 def _declared(certificate: Mapping[str, Any]) -> list[str]:
     """Returns lines on what the stated epsilon rests on and nothing checks."""
-    if "continuation" not in certificate or not (
-        continuation_of(certificate).total().rests_on_declarations
-    ):
+    runs = budget.runs_of(certificate)
+    if len(budget.sharing(runs)) < 2:
         return []
     shared = {"time": "query", "user": "user"}
-    chain = (certificate, *certificates.parents_of(certificate))
-    found = [
-        shared.get(str(entry["disjoint"]), "unit")
-        for each in chain
-        if isinstance(entry := each.get("continuation"), Mapping)
-        and entry.get("disjoint")
-    ]
+    chain = (certificate, *budget.parents_of(certificate))
+    found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
     units = " and no ".join(dict.fromkeys(found))
     return [
         f"  rests on    what nothing checks: no {units} is in two of the logs that "
@@ -214,34 +206,39 @@ def _add(
     """Adds a certificate that holds to its log; to a new one where there is none."""
     if verification.verify_certificate(certificate).problems:
         return
-    try:
-        release = budget.release_of(certificate, places[0])
-        composition.require_one_run(release, places)
-    except validation.InputError as error:
-        if certificate["private"]:
-            problems.append(str(error))
+    if not certificate["private"]:
         return
+    if not certificate["run_id"] and len(places) > 1:
+        problems.append(
+            f"{places[0]} and {places[1]} hold equal certificates without a run id: "
+            "two runs of the same settings, or copies of one. Give one of them if they "
+            "are copies."
+        )
+    runs = budget.runs_of(certificate)
     for log in logs:
-        if log.name == name and not composition.difference(
-            composition.as_one([*log.releases.values()]), release, bool(name)
-        ):
-            log.releases[places[0]] = release
+        if log.name == name and not budget.difference(log.runs, runs, bool(name)):
+            log.runs += runs
             return
-    logs.append(_Log(name, {places[0]: release}))
+    logs.append(_Log(name, runs))
 
 
 def _totals(
     logs: Sequence[_Log], disjoint: str, delta: float | None, problems: list[str]
 ) -> list[str]:
     """Composes each log and all of them; adds to `problems` where there is no total."""
-    composed: dict[str, composition.Composition] = {}
-    lines = []
+    composed: dict[str, _Log] = {}
+    lines: list[str] = []
     for number, log in enumerate(logs, 1):
-        total = composition.compose(log.releases, delta, one_log=bool(log.name))
+        groups = budget.sharing(log.runs) if not log.name else [log.runs]
+        try:
+            total = budget.compose(groups, delta)
+        except validation.InputError as error:
+            problems.append(str(error))
+            return lines
         label = log.name or f"log {number}"
         if label in composed:
             label = f"{label} ({total.unit}, {total.adjacency})"
-        composed[label] = total
+        composed[label] = log
         runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
         lines.append(
             f"{label}, {runs}, unit {total.unit}, {total.adjacency}: {_epsilon(total)}"
@@ -255,18 +252,31 @@ def _totals(
             "and add --disjoint=time or user if other names share no query or no user."
         )
         return lines
+    apart = [log.runs for log in logs]
+    every = [run for log in logs for run in log.runs]
+    unit = every[0].plan.spec.unit
     try:
-        every = composition.in_parallel(composed, disjoint, delta)
+        if len({run.key for run in every}) < sum(map(len, map(_keys, logs))):
+            raise validation.InputError(
+                "one run is in two of them, so they are not disjoint. Give them one "
+                "name."
+            )
+        disjoint_groups = apart if budget.separates(disjoint, unit) else [every]
+        total = budget.compose(disjoint_groups, delta)
     except validation.InputError as error:
         problems.append(f"{' and '.join(composed)}: {error}")
         return lines
     return [
         *lines,
-        f"all {len(composed)} logs disjoint by {disjoint}: {_epsilon(every)}",
+        f"all {len(composed)} logs disjoint by {disjoint}: {_epsilon(total)}",
     ]
 
 
-def _epsilon(total: composition.Composition) -> str:
+def _keys(log: _Log) -> set[str]:
+    return {run.key for run in log.runs}
+
+
+def _epsilon(total: budget.Total) -> str:
     composed = (
         f"epsilon {total.epsilon_pld:.6g} by PLD, {total.epsilon_rdp:.6g} by RDP, "
         f"at delta {total.delta:.3g}"

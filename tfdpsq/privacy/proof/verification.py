@@ -5,7 +5,7 @@ that ran. Every other number that decides the guarantee follows from these, and 
 recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
 truncation's cost, δ, ε by both accountants for the steps *executed*, and the plan's
 fingerprint. If it started from released weights, so are their certificate and what both
-cost together (see `continuation`). Words are not compared.
+cost together (see `budget`). Words are not compared.
 
 That a run took place as stated, no file can show. The owner of the private data can
 compare it with the ledger that training wrote (`ledger_problems`).
@@ -21,18 +21,12 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan, max_batch_size_of
+from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.certificate import (
     computed,
     format_problem,
     library_version,
-    parents_of,
 )
-from tfdpsq.privacy.proof.certified import (
-    continuation_of,
-    entry_at,
-    plan_of,
-)
-from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
 
 # Arithmetic and binomial tails agree to this on every machine.
@@ -49,8 +43,6 @@ _EPSILONS = (
     "continuation.epsilon_of_this_run",
     "continuation.epsilon_sum",
 )
-# Verified by itself.
-_PARENT = "continuation.parent"
 # Sections whose numbers follow from others.
 _RECOMPUTED = (
     "private",
@@ -99,7 +91,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         problems.append(f"what was run is unknown: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
     expected, stated = _numbers(computed_numbers), _numbers(certificate)
-    version = entry_at(certificate, "accounting.library_version")
+    version = _entry_at(certificate, "accounting.library_version")
     for path in sorted(expected):
         if path not in stated:
             problems.append(f"{path} is missing; it must be {expected[path]!r}.")
@@ -115,36 +107,47 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     )
 
 
+def verified_runs(
+    certificate: Mapping[str, Any], name: str = "the certificate"
+) -> list[budget.Run]:
+    """The runs behind a certificate, its own first, after verifying it.
+
+    Raises:
+      InputError: verification refuses it, or it guarantees nothing.
+    """
+    problems = verify_certificate(certificate).problems
+    if problems:
+        raise validation.InputError(
+            f"{name} does not hold: {problems[0]} Restore the certificate that its "
+            "artefact was made with; `tfdpsq verify` lists every problem."
+        )
+    if not certificate["private"]:
+        raise validation.InputError(
+            f"{name} is of a run without privacy (epsilon inf): no total is finite "
+            "with it. Leave it out only if its artefact was never released."
+        )
+    return budget.runs_of(certificate)
+
+
 def _followed(
     certificate: Mapping[str, Any], problems: list[str]
 ) -> tuple[PrivacyPlan, dict[str, Any]]:
-    """The plan, and all entries that follow from it and from other runs.
+    """The plan, and all entries that follow from it and from earlier runs.
 
-    Adds to `problems` what no runs have that were planned by this project.
+    Adds to `problems` what no plan of this project has.
 
     Raises:
-      InputError: the free entries describe no run.
+      InputError: the free entries describe no run, or an earlier one does not hold.
       ArithmeticError, TypeError, ValueError: likewise.
     """
-    if "continuation" in certificate:
-        _require_parent(certificate)
-        continuation = continuation_of(certificate)
-        problems += _plan_problems(continuation.plan)
-        return continuation.plan, computed_continuation(continuation)
-    plan, steps = plan_of(certificate)
+    plan, steps = budget.plan_of(certificate)
     problems += _plan_problems(plan)
-    return plan, computed(plan, steps)
-
-
-def _require_parent(certificate: Mapping[str, Any]) -> None:
-    """Refuses a certificate whose parent does not hold: nothing follows from it."""
-    parent = entry_at(certificate, _PARENT)
-    if not isinstance(parent, Mapping):
-        raise validation.InputError(
-            f"{_PARENT} is {validation.shown(parent)}, which is not a certificate"
-        )
-    for problem in verify_certificate(parent).problems[:1]:
-        raise validation.InputError(f"the certificate of its parent: {problem}")
+    earlier = next(iter(certificate.get("earlier", ())), None)
+    if earlier is not None:
+        for problem in verify_certificate(earlier).problems[:1]:
+            raise validation.InputError(f"the earlier certificate: {problem}")
+    pairs = (certificate.get("fingerprints") or {}).get("pairs")
+    return plan, computed(plan, steps, pairs, earlier, certificate.get("disjoint"))
 
 
 def ledger_problems(
@@ -159,13 +162,13 @@ def ledger_problems(
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
-    for earlier in parents_of(certificate):
+    for earlier in budget.parents_of(certificate):
         own = certificate.get("run_id")
         if ledger.run == earlier.get("run_id") and own != ledger.run:
             certificate = earlier
             break
     stated: Mapping[str, Any] = {
-        path: entry_at(certificate, path)
+        path: _entry_at(certificate, path)
         for path in (
             "plan",
             "accounting.steps_planned",
@@ -276,9 +279,16 @@ def _numbers(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping):
         found = {}
         for key, inner in value.items():
-            below = f"{path}.{key}" if path else key
-            if (path or key in _RECOMPUTED) and below != _PARENT:
-                found.update(_numbers(inner, below))
+            if path or key in _RECOMPUTED:
+                found.update(_numbers(inner, f"{path}.{key}" if path else key))
         return found
     compared = isinstance(value, (int, float)) or value in (None, "inf")
     return {path: value} if compared or path == "plan" else {}
+
+
+def _entry_at(certificate: Mapping[str, Any], path: str) -> Any:
+    """The entry at a dotted path; `None` where there is none."""
+    value: Any = certificate
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -18,11 +18,11 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, certificate_files, composition
+from tfdpsq.privacy.proof import budget, certificate_files, verification
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import releases, workdir
 
@@ -206,54 +206,25 @@ def is_limited() -> bool:
     return bool(_limits)
 
 
-def require_within(
-    plans: Mapping[str, privacy.PrivacyPlan],
-    pairs: str,
-    continuation: privacy.Continuation | None = None,
-) -> None:
+def require_within(runs: Sequence[budget.Run]) -> None:
     """Refuses runs that would exceed the limit, if there is one; nothing is spent yet.
 
-    `pairs` is the fingerprint of the private pairs. `continuation` is that of a run
-    that starts from released weights.
+    `runs` are those that are about to begin, and those whose releases they start from.
 
     Raises:
       InputError: the total would exceed the limit, or cannot be computed; or another
         process spends under a limit that counts the same releases.
     """
-    if not _limits or not all(plan.spec.private for plan in plans.values()):
-        return
-    planned = budget.planned_release(plans, pairs, continuation)
-    _require_within({next(iter(plans)): planned})
-
-
-def require_job_within(plans: Mapping[str, privacy.PrivacyPlan]) -> None:
-    """Refuses a job, all of whose runs are released, that would exceed the limit.
-
-    `plans` are of the runs that are not finished, by name; those without privacy, which
-    stay private, cost nothing here.
-
-    Raises:
-      InputError: as `require_within`.
-    """
-    planned = {
-        name: budget.planned_release({name: plan}, "")
-        for name, plan in plans.items()
-        if plan.spec.private
-    }
-    if planned:
-        _require_within(planned)
-
-
-def _require_within(planned: Mapping[str, budget.Release]) -> None:
-    for limit in _limits:
+    private = [run for run in runs if run.plan.spec.private]
+    for limit in _limits if private else ():
         _reserve(limit.folders)
-        released: dict[str, budget.Release] = {}
+        released: list[budget.Run] = []
         for folder in limit.folders:
             if os.path.isdir(folder):
-                released.update(_releases_in(folder, may_be_empty=True))
+                released += _runs_in(folder, may_be_empty=True)
         for folder in limit.released:
-            released.update(_releases_in(folder, may_be_empty=False))
-        budget.require_within(limit.epsilon, released, planned)
+            released += _runs_in(folder, may_be_empty=False)
+        budget.require_within(limit.epsilon, released, private)
 
 
 def _reserve(folders: Sequence[str]) -> None:
@@ -272,19 +243,16 @@ def _reserve(folders: Sequence[str]) -> None:
             _reserved[folder] = lock
 
 
-def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
+def _runs_in(folder: str, may_be_empty: bool) -> list[budget.Run]:
     try:
         found = find_certificates(folder)
     except validation.InputError:
         if may_be_empty:
-            return {}
+            return []
         raise
     for path, why in found.refused.items():
         raise validation.InputError(f"the budget cannot be checked: {path}: {why}")
-    releases_there = {}
+    runs: list[budget.Run] = []
     for digest, certificate in found.certificates.items():
-        places = found.places[digest]
-        release = budget.release_of(certificate, places[0])
-        composition.require_one_run(release, places)
-        releases_there[places[0]] = release
-    return releases_there
+        runs += verification.verified_runs(certificate, found.places[digest][0])
+    return runs

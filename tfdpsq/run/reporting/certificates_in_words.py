@@ -161,7 +161,7 @@ def _continuation(certificate: Mapping[str, Any]) -> dict[str, Any]:
     """Describes the released weights that training started from."""
     if "continuation" not in certificate:
         return {}
-    earlier = _at(certificate, "continuation.parent.guarantee.epsilon")
+    earlier = _at(certificate["earlier"][0], "guarantee.epsilon")
     return {
         "Continued from released weights": _at(certificate, "continuation.in_words"),
         "ε of this run and of the weights": "this run "

@@ -213,10 +213,9 @@ def planned(
     _require_derived(config)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = plan_on(config, units, devices)
-    continuation = continuing.continuation_of(config, context, plan)
+    runs = continuing.planned_runs(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        own, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
-        spending.require_within(own, pairs, continuation=continuation)
+        spending.require_within(runs)
     return units, plan
 
 
