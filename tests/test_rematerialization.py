@@ -38,7 +38,7 @@ def _plainly(function, tensors):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-def test_gradients_are_those_of_running_it_once(mode):
+def test_gradients_equal_those_of_one_run(mode):
     upstream = tf.random.stateless_normal([_ROWS, 5], [1, 2])
     kernel, x = _values()
 
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_running_it_once(mode):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_it_runs_twice_and_keeps_nothing_of_the_first_time():
+def test_function_runs_again_for_the_gradient():
     runs = []
 
     def function(x):
@@ -71,7 +71,7 @@ def test_it_runs_twice_and_keeps_nothing_of_the_first_time():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_gradient_stays_with_its_example(bad):
+def test_bad_gradient_stays_with_its_example(bad):
     """The second run waits for the upstream gradient, row by row, not for all of it."""
     good = np.random.default_rng(1).normal(size=(_ROWS, 5)).astype("float32")
     spoilt = good.copy()

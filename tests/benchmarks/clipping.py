@@ -68,7 +68,8 @@ def _steps(options, names):
     )
     model = T5QueryGenerator(config, options.dtype, options.rematerialize)
     if options.lora:
-        lora.apply_lora(model, 8, 16.0, options.targets)
+        targets = ["*/query_projector", "*/value_projector"]
+        lora.apply_lora(model, 8, 16.0, targets)
     random = np.random.default_rng(0)
     rows = options.logical
     batch = {"weights": tf.ones([rows])}
@@ -157,12 +158,6 @@ def _options():
     parser.add_argument("--repeats", type=int, default=2, help="logical steps of each")
     parser.add_argument("--jit", action="store_true", help="compile with XLA")
     parser.add_argument("--lora", action="store_true", help="train LoRA of rank 8")
-    parser.add_argument(
-        "--targets",
-        nargs="+",
-        default=["*/query_projector", "*/value_projector"],
-        help="where LoRA goes",
-    )
     parser.add_argument(
         "--against",
         choices=("plain", "dpkeras", "vectorized", "secure"),

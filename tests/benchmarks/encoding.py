@@ -1,16 +1,14 @@
-"""Documents per second: `retriever.encode_texts`, Hugging Face, ONNX, OpenVINO.
+"""Documents per second: `retriever.encode_texts`, Hugging Face, ONNX Runtime.
 
     python tests/benchmarks/encoding.py [--batch_size 128] [--shape small]
 
-Needs the extras `parity` and `onnx` and the package `openvino` in addition, or
-`--sides` without those. All encoders have the same weights and token ids, pool by the
-mean over real tokens and divide by the norm, with the same batch size and threads, in
-float32 but for `*_int8` (see `retriever.onnx_export`) and `*_bfloat16`. OpenVINO reads
-the files that ONNX Runtime does. Hugging Face's batches follow the corpus's order
-and are padded to their longest text, as its collator does; `throughput_ratio` is ours
-over that. All others are sorted by length as ours, so that only the encoders differ:
-`ratio_of_sorted` is ours over Hugging Face's, `ratio_to_onnx` and `ratio_to_openvino`
-over the fastest side of each.
+Needs the extras `parity` and `onnx`, or `--sides` without those. All encoders have the
+same weights and token ids, pool by the mean over real tokens and divide by the norm,
+with the same batch size and threads, in float32 but for `*_int8` (see
+`retriever.onnx_export`) and `*_bfloat16`. Hugging Face's batches follow the corpus's
+order and are padded to their longest text, as its collator does; `throughput_ratio` is
+ours over that. All others are sorted by length as ours: `ratio_of_sorted` is ours over
+Hugging Face's, `ratio_to_onnx` over ONNX Runtime's fastest side.
 
 Prints one JSON line. The sides alternate; rates are medians of the rounds, and ratios
 medians of the rounds' ratios.
@@ -44,9 +42,6 @@ SIDES = (
     "huggingface_sorted",
     "onnx_float32",
     "onnx_int8",
-    "openvino_float32",
-    "openvino_bfloat16",
-    "openvino_int8",
 )
 
 
@@ -128,31 +123,6 @@ def onnx_encoder(model, dtype, threads):
     return encode
 
 
-def openvino_encoder(model, dtype, threads):
-    """Returns an `encode` by OpenVINO."""
-    import openvino
-
-    stored = "int8" if dtype == "int8" else "float32"
-    precision = "bf16" if dtype == "bfloat16" else "f32"
-    with tempfile.TemporaryDirectory() as directory:
-        onnx_export.save(directory, model, stored)
-        compiled = openvino.Core().compile_model(
-            f"{directory}/encoder.onnx",
-            "CPU",
-            {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision},
-        )
-    request = compiled.create_infer_request()
-
-    def encode(ids, mask):
-        found = request.infer({"input_ids": ids, "attention_mask": mask})
-        return found[0].copy()
-
-    return encode
-
-
-MAKERS = {"onnx": onnx_encoder, "openvino": openvino_encoder}
-
-
 def weights_of(shape, directory):
     """Returns a Hugging Face directory: the preset, or random weights of T5-small."""
     if shape == "preset":
@@ -161,12 +131,6 @@ def weights_of(shape, directory):
     config = T5Config.from_size("small", "1.0", vocabulary_size=8192)
     generator.T5QueryGenerator(config).save_to_preset(directory)
     return directory
-
-
-def fastest(runtime, rates):
-    """Returns the side of a runtime with the highest rate."""
-    sides = [side for side in SIDES if side.startswith(runtime)]
-    return max(sides, key=lambda side: rates.get(side, 0))
 
 
 def options_of():
@@ -213,8 +177,8 @@ def main():
                 continue
             runtime, _, dtype = side.partition("_")
             encode = (
-                MAKERS[runtime](ours, dtype, threads)
-                if runtime in MAKERS
+                onnx_encoder(ours, dtype, threads)
+                if runtime == "onnx"
                 else torch_encoder(path, kernel, threads)
             )
             by_length = side != "huggingface"
@@ -234,6 +198,9 @@ def main():
         pairs = zip(seconds[side], seconds["tfdpsq"])
         return round(statistics.median(theirs / own for theirs, own in pairs), 3)
 
+    def onnx_rate(side):
+        return rates.get(side, 0) if side.startswith("onnx") else 0
+
     result = {
         "benchmark": "encoding",
         "shape": options.shape,
@@ -247,7 +214,7 @@ def main():
     for name, side in (
         ("throughput_ratio", "huggingface"),
         ("ratio_of_sorted", "huggingface_sorted"),
-        *((f"ratio_to_{name}", fastest(name, rates)) for name in MAKERS),
+        ("ratio_to_onnx", max(SIDES, key=onnx_rate)),
     ):
         if side in rates:
             result[name] = ratio(side)

@@ -23,10 +23,10 @@ import statistics
 import sys
 import time
 
+import jobs
 import numpy as np
 import quickstart
 import tensorflow as tf
-import trained_weights as weights
 
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run import filter as filter_stage
@@ -36,8 +36,6 @@ from tfdpsq.run.search import round_trip
 METRIC = "ndcg@10"
 REFERENCE = "unfiltered"
 PUBLIC = "public_only"
-# The decoder alone is trained, as in the quickstart.
-WAY = "decoder"
 
 
 def rows(options):
@@ -72,7 +70,7 @@ def one_seed(options, seed):
     Returns:
       {row: [queries] NDCG@10}, and {filtered row: content of `filter.json`}.
     """
-    job = weights.quickstart_config.get_config()
+    job = jobs.quickstart_job()
     job.finetune.steps = options.generator_steps
     home = options.workdir / f"seed{seed}"
     vocabulary = str(sources.vocabulary_file("", job.init))
@@ -83,7 +81,7 @@ def one_seed(options, seed):
         sys.stderr.write(f"seed {seed}, {what}: {time.time() - started:.0f} s\n")
 
     def stage(module, config, out, of_seed=seed, **settings):
-        module.run(weights.config_of(config, home, of_seed, **settings), out)
+        module.run(jobs.config_of(config, home, of_seed, **settings), out)
         return out
 
     def retriever(name, pairs):
@@ -98,7 +96,9 @@ def one_seed(options, seed):
         note(name)
         return str(out)
 
-    made, _ = weights.synthetic_set(options, job, WAY, options.epsilon, seed)
+    made = jobs.synthetic_set(
+        options, job, options.epsilon, seed, trained=("*decoder*",), learning_rate=2e-3
+    )
     whole = made / "synthetic" / layout.SET
     note("a set")
     counts: dict = {}
@@ -183,23 +183,6 @@ def summary(runs, counts):
     }
 
 
-def markdown(found):
-    """Formats the README's table."""
-    lines = [
-        "| set | kept | NDCG@10, mean of seeds | by seed | over unfiltered (95 %) |",
-        "|---|---|---|---|---|",
-    ]
-    for name, mean in sorted(found[METRIC].items(), key=lambda row: -row[1]):
-        over = found["compared"].get(f"{name} - {REFERENCE}")
-        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
-        shown, kept = "–", found["kept"].get(name)
-        if over:
-            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
-        kept = "–" if kept is None else f"{kept:.0%}"
-        lines.append(f"| {name} | {kept} | {mean:.4f} | {seeds} | {shown} |")
-    return "\n".join(lines)
-
-
 def main():
     """Runs missing stages and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -218,7 +201,6 @@ def main():
         values, of_filters = one_seed(options, seed)
         runs.append(values)
         counts.append(of_filters)
-        sys.stderr.write(markdown(summary(runs, counts)) + "\n")
     print(json.dumps({"data": options.data, **summary(runs, counts)}))
 
 

@@ -15,13 +15,9 @@ counts the busy waiting of its threads. `ratio_to_ctranslate2` is ours in float3
 the faster one of CTranslate2's float32 and int8, which have our weights: the median of
 the rounds' ratios. `peak_mib` is each process's peak resident memory, libraries
 included; `idle_mib` the part from before the model was made. `bfloat16_speedup` is
-generation by the same model under `mixed_bfloat16` over that in float32, and
-`training_speedup` the same of private training steps (engine "fast") on --train_batch
-pairs. Their losses, from the same start with the same noise, are reported too:
-float32's and bfloat16's mean over the last steps (at most 20).
+generation by the same model under `mixed_bfloat16` over that in float32.
 
     --jit                        ours compiled with XLA
-    --sides train_float32 train_bfloat16 --repeats 200      losses after 200 steps
     --document 384 --new 128     other shapes
 """
 
@@ -44,7 +40,6 @@ _SIZES = {
     "document": 128,
     "new": 32,
     "batch": 64,
-    "train_batch": 16,
 }
 _EOS = 1
 
@@ -71,55 +66,6 @@ def _model(options, dtype):
         version="1.0",
     )
     return generator.T5QueryGenerator(config, dtype=dtype)
-
-
-def _training(options, dtype):
-    """Returns DP-SGD steps on queries that repeat their documents' first words."""
-    import numpy as np
-    import tensorflow as tf
-
-    from tfdpsq import privacy
-
-    idle = _peak_mib()
-    tf.keras.utils.set_random_seed(0)
-    model = _model(options, dtype)
-    rows = options.train_batch
-    spec = privacy.PrivacySpec(
-        epsilon=8.0, clip_norm=0.1, num_units=1000 * rows, batch_size=rows, steps=1000
-    )
-    # Calibrating σ is slow, and its value does not affect the time.
-    optimizer = privacy.make_optimizer(
-        privacy.PrivacyPlan(spec, rows, 0.1), 1e-3, noise_seed=1
-    )
-    step = tf.function(
-        privacy.make_logical_step(
-            lambda part: model.per_example_losses(part, training=True),
-            model.trainable_variables,
-            optimizer,
-            rows,
-            layers=[model],
-        ),
-        jit_compile=options.jit,
-    )
-    random = np.random.default_rng(0)
-
-    def run():
-        # A small part of the vocabulary, so that some is learned in 200 steps.
-        ids = random.integers(3, 503, [rows, options.document])
-        return float(
-            step(
-                {
-                    "document_ids": tf.constant(ids, tf.int32),
-                    "document_lengths": tf.fill([rows], options.document),
-                    "query_ids": tf.constant(ids[:, : options.new], tf.int32),
-                    "query_lengths": tf.fill([rows], options.new),
-                    "weights": tf.ones([rows]),
-                },
-                tf.constant(rows),
-            )
-        )
-
-    return run, model.backbone.count_params(), idle
 
 
 def _ours(options, dtype):
@@ -256,8 +202,6 @@ _SIDES = {
     "bfloat16": lambda options: _ours(options, "mixed_bfloat16"),
     "ctranslate2_float32": lambda options: _ctranslate2(options, "float32"),
     "ctranslate2_int8": lambda options: _ctranslate2(options, "int8"),
-    "train_float32": lambda options: _training(options, "float32"),
-    "train_bfloat16": lambda options: _training(options, "mixed_bfloat16"),
 }
 
 
@@ -275,13 +219,12 @@ def _serve(options):
     print(json.dumps({"parameters": parameters, "idle": idle}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter(), time.process_time()
-        loss = run()
+        run()
         stop = time.perf_counter(), time.process_time()
         measured = {
             "wall": stop[0] - start[0],
             "cpu": stop[1] - start[1],
             "peak": _peak_mib(),
-            "loss": loss,
         }
         print(json.dumps(measured), flush=True)
 
@@ -361,17 +304,9 @@ def main():
     if {"bfloat16", "float32"} <= set(sides):
         wall = {name: sides[name].median("wall") for name in ("float32", "bfloat16")}
         result["bfloat16_speedup"] = wall["float32"] / wall["bfloat16"]
-    if {"train_bfloat16", "train_float32"} <= set(sides):
-        trained = [sides["train_float32"], sides["train_bfloat16"]]
-        wall = [side.median("wall") for side in trained]
-        result["training_speedup"] = wall[0] / wall[1]
-        # A step's loss is that of one batch, so take the mean of some.
-        last = [[run["loss"] for run in side.runs[-20:]] for side in trained]
-        result["training_loss"] = [statistics.mean(losses) for losses in last]
     result["queries_per_second"] = {
         name: round(options.batch / side.median("wall"), 2)
         for name, side in sides.items()
-        if not name.startswith("train")
     }
     result["peak_mib"] = {
         name: round(side.runs[-1]["peak"]) for name, side in sides.items()
@@ -387,7 +322,6 @@ def main():
         **{name: getattr(options, name) for name in (*_SIZES, "top_p", "jit")},
         "parameters": next(iter(sides.values())).about["parameters"],
         "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg(),
     }
     print(json.dumps(result))
     for side in sides.values():

@@ -2,9 +2,6 @@
 
     python tests/benchmarks/importing.py --rows=100000,1000000
 
-Then of what `finetune` does with the pairs before its first step: validation,
-fingerprint, units (queries and users), tokenised rows on disk, and ten batches.
-
 Prints one JSON line: seconds, rows a second, and the peak resident memory of each size
 above that of a log of 1,000 rows (libraries, buffers).
 """
@@ -64,35 +61,6 @@ def _import(log: str, out: str) -> None:
     print(json.dumps([seconds, sum(result["pairs"].values()), peak]))
 
 
-def _tokenise(pairs: str, scratch: str) -> None:
-    """Does in this process what `finetune` does with pairs; prints as `_import`."""
-    import numpy as np
-
-    from tfdpsq.data import Tokenizer
-    from tfdpsq.run import finetune
-    from tfdpsq.run.core import sources
-    from tfdpsq.run.training import private_training
-
-    config = finetune.default_config()
-    config.update(document_length=128, query_length=24)
-    tokenizer = Tokenizer(sources.vocabulary_file("", "t5_tiny_pydocs"))
-    started = time.monotonic()
-    beir = sources.open_beir(pairs)
-    beir.validate(("train",))
-    beir.fingerprint()
-    source = sources.load_source(pairs)
-    private_training.units_of(source, "query", "user_id")
-    private_training.units_of(source, "user", "user_id")
-    encode = finetune._encoding(config, tokenizer)
-    rows = private_training.stored_rows(pathlib.Path(scratch), source.read(), encode)
-    random = np.random.default_rng(0)
-    for _ in range(10):
-        rows.take(random.integers(0, len(rows), 1024))
-    seconds = time.monotonic() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps([seconds, len(rows), peak]))
-
-
 def _run(*options: str) -> tuple[float, int, float]:
     """Runs a part in a process of its own; returns seconds, pairs and peak MiB."""
     said = subprocess.run(
@@ -107,7 +75,6 @@ def _measured(rows: int) -> dict[str, float]:
         log = pathlib.Path(folder, "log.parquet")
         _write(log, rows)
         seconds, pairs, peak = _run(f"--log={log}", f"--out={folder}/out")
-        read = _run(f"--pairs={folder}/out", f"--out={folder}/scratch")
         return {
             "rows": rows,
             "pairs": pairs,
@@ -115,9 +82,6 @@ def _measured(rows: int) -> dict[str, float]:
             "seconds": round(seconds, 1),
             "rows_per_second": round(rows / seconds),
             "peak_mib": peak,
-            "training_pairs": read[1],
-            "finetune_seconds": round(read[0], 1),
-            "finetune_peak_mib": read[2],
         }
 
 
@@ -126,22 +90,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="100000,1000000")
     parser.add_argument("--log", default="")
-    parser.add_argument("--pairs", default="")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     if given.log:
         _import(given.log, given.out)
         return
-    if given.pairs:
-        _tokenise(given.pairs, given.out)
-        return
     base = _measured(1000)
     sizes = [_measured(int(rows)) for rows in given.rows.split(",")]
     for size in sizes:
-        for name in ("peak", "finetune_peak"):
-            size[f"{name}_above_small_mib"] = (
-                size.pop(f"{name}_mib") - base[f"{name}_mib"]
-            )
+        size["peak_above_small_mib"] = size.pop("peak_mib") - base["peak_mib"]
     print(json.dumps({"benchmark": "importing", "sizes": sizes}))
 
 

@@ -13,16 +13,8 @@ Each part runs in a process of its own:
 |---|---|
 | `make` | the stand-in is written, 3.9 GB |
 | `prepare` | the stage: everything is validated, pseudo-queries of every passage |
-| `plans` | epochs, δ, noise and steps of every row of `configs/paper/retrieval.py` |
-| `tokens` | what `finetune` does with the pairs before step 0, 384 + 128 tokens |
 | `bm25` | `evaluate` on dev: BM25 of all passages, TREC runs, metrics |
 | `exact` | given embeddings of 768 numbers to disk, exact search on dev, metrics |
-| `tables` | `reproduce --scale=paper` with small T5s, all tables; only if it is named |
-
-    python tests/benchmarks/msmarco.py --workdir DIR --documents 44209 \\
-        --parts make tables
-
-Generation and encoding are measured on a part, and extrapolated, by `estimate_job`.
 
 Prints one JSON line per part and size: wall and processor seconds, the largest resident
 set, what the part says of itself; and one line with `memory_ratio`, the largest of the
@@ -30,12 +22,9 @@ two sizes' peaks over the smaller, of each part. Finished parts are read from DI
 """
 
 import argparse
-import itertools
 import json
 import pathlib
-import runpy
 import shutil
-import subprocess
 import sys
 import time
 
@@ -60,22 +49,7 @@ _STAGES = {
     ),
 }
 _COMMANDS = {"prepare": "prepare", "bm25": "evaluate"}
-PARTS = ("make", "prepare", "plans", "tokens", "bm25", "exact", "tables")
-# Layers and width of small T5s under the names of the paper's sizes.
-_SMALL = {"small": (1, 32), "base": (2, 48), "large": (2, 64), "xl": (3, 64)}
-# What differs from scale "paper" besides: lengths that fit passages of 56 words, and
-# fewer epochs.
-_LENGTHS = ("finetune", "retriever", "direct")
-_CHANGES = (
-    *(f"--config.job.{stage}.document_length=96" for stage in _LENGTHS),
-    *(f"--config.job.{stage}.query_length=32" for stage in _LENGTHS),
-    "--config.job.synthesize.document_length=96",
-    "--config.job.synthesize.query_length=24",
-    "--config.job.finetune.epochs=3",
-    "--config.job.retriever.epochs=1",
-    "--config.job.canaries.document_characters=100",
-    "--config.job.canaries.query_characters=40",
-)
+PARTS = ("make", "prepare", "bm25", "exact")
 
 
 def get_config(name):
@@ -150,62 +124,6 @@ def make(home, documents):
     return {"bytes": (home / "data" / "corpus.jsonl").stat().st_size}
 
 
-def plans(home, documents):
-    """Counts units and makes the plan of every row of the paper's configs."""
-    from tfdpsq import privacy
-    from tfdpsq.run.core import sources
-    from tfdpsq.run.training import private_training
-
-    module = runpy.run_path(str(ROOT / "configs" / "paper" / "retrieval.py"))
-    source = sources.load_source(str(home / "data"), "train", "pair")
-    units = private_training.units_of(source, "pair", "")
-    found = {}
-    for row, (kind, size, epsilon) in module["ROWS"].items():
-        config = module["get_config"](row)
-        stage = config.direct if kind == "direct" else config.finetune
-        if kind == "original" or (size != "base" and kind == "synthetic"):
-            continue  # the same plan as base's, or none
-        stage.epsilon = epsilon
-        counted = private_training.public_n(stage, units.count, units.private)
-        if kind == "direct":
-            with stage.unlocked():
-                stage.epochs = module["RETRIEVER_EPOCHS"]
-                stage.steps = 0
-        settled = private_training.with_steps(stage, counted)
-        if kind == "direct":
-            found[row] = {"steps": settled.steps}
-            continue
-        plan = privacy.make_plan(private_training.spec_of(settled, units))
-        found[row] = {"steps": settled.steps}
-        if plan.spec.private:
-            found[row] |= {
-                "noise_multiplier": round(plan.noise_multiplier, 4),
-                "epsilon": round(plan.epsilon_so_far(settled.steps), 4),
-                "delta": plan.spec.target_delta,
-            }
-    return {"pairs": units.count, "plans": found}
-
-
-def tokens(home, documents):
-    """Reads the private pairs as `finetune` does, and takes ten batches."""
-    from tfdpsq.data import Tokenizer
-    from tfdpsq.run import finetune
-    from tfdpsq.run.core import sources
-    from tfdpsq.run.training import private_training
-
-    config = finetune.default_config()
-    tokenizer = Tokenizer(sources.vocabulary_file("", "t5_tiny_pydocs"))
-    source = sources.load_source(str(home / "data"), "train", "pair")
-    private_training.units_of(source, "pair", "")
-    encode = finetune._encoding(config, tokenizer)
-    rows = private_training.stored_rows(home / "rows", source.read(), encode)
-    draw = np.random.default_rng(0)
-    for _ in range(10):
-        rows.take(draw.integers(0, len(rows), config.batch_size))
-    shutil.rmtree(home / "rows")
-    return {"pairs": len(rows)}
-
-
 def exact(home, documents):
     """Writes given embeddings, searches them for the dev queries, and measures."""
     from tfdpsq import evaluation, retriever
@@ -247,42 +165,6 @@ def exact(home, documents):
     }
 
 
-def tables(home, documents):
-    """Makes all tables of the paper at its scale's settings, with small T5s."""
-    from tfdpsq.data import train_vocabulary
-    from tfdpsq.generator import T5QueryGenerator
-    from tfdpsq.layers import T5Config
-    from tfdpsq.run.core import sources
-    from tfdpsq.run.search import benchmark_sets
-
-    sys.path.insert(0, str(ROOT / "tests"))
-    from helpers import tiny_sets
-
-    corpus = sources.open_beir(str(home / "data")).documents()
-    texts = [document.content for document in itertools.islice(corpus, 8000)]
-    pieces = home / "spiece.model"
-    train_vocabulary([*texts, *[" ".join("0123456789")] * 400], 2000, pieces)
-    for name in benchmark_sets.PAPER:
-        if name == benchmark_sets.CQADUPSTACK:
-            for seed, forum in enumerate(benchmark_sets.FORUMS):
-                tiny_sets.write(home / "beir" / name / forum, seed, queries=2)
-        else:
-            tiny_sets.write(home / "beir" / name, len(name))
-    inits = []
-    for size, (layers, width) in _SMALL.items():
-        shape = T5Config(2000, layers, 2, width, 2 * width, 16, "1.1", dropout=0.0)
-        (home / size).mkdir(exist_ok=True)
-        T5QueryGenerator(shape).save_to_preset(home / size, pieces)
-        inits.append(f"--config.sizes.{size}.init={home / size}")
-    command = [sys.executable, "-m", "tfdpsq.run.reproduce", "--table=all"]
-    command += ["--scale=paper", f"--workdir={home / 'tables'}"]
-    command += [f"--config.job.data={home / 'data'}"]
-    command += [f"--config.zero_shot.root={home / 'beir'}", *inits, *_CHANGES]
-    subprocess.run(command, cwd=ROOT, check=True)
-    made = json.loads((home / "tables" / "tables.json").read_text())["tables"]
-    return {"rows": {name: len(table["rows"]) for name, table in made.items()}}
-
-
 def measured(part, home, documents):
     """Runs a part in a process of its own, unless it is finished; returns its row."""
     from scaling import cost_of  # not where this file is read as a config
@@ -312,7 +194,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--documents", type=int, nargs="+", default=[88_418, PASSAGES])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:-1]))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--part", choices=PARTS, help="run one, in this process")
     options = parser.parse_args()
     home = options.workdir.resolve()

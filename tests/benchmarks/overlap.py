@@ -1,7 +1,6 @@
 """Overlap with a large corpus: speed, memory, and recall of planted texts.
 
     python tests/benchmarks/overlap.py --gigabytes 1
-    ... --format lines|jsonl|tfrecord --gz --threads 2
 
 Draws 10,000 documents and queries of the embedded corpus three times, and writes a
 corpus of phrases of up to six words cut from the same documents: its short n-grams are
@@ -13,9 +12,7 @@ corpus is written to a temporary directory and removed. Prints one JSON line.
 """
 
 import argparse
-import gzip
 import json
-import os
 import pathlib
 import tempfile
 import time
@@ -29,7 +26,6 @@ from tfdpsq.evaluation.overlap.word_stream import words_of
 _RECORD = 100  # phrases, about 2 kB
 _LONG = 150_000  # phrases, about 3 MB
 _SHARDS = 10
-_SUFFIX = {"lines": ".txt", "jsonl": ".jsonl", "tfrecord": ".tfrecord"}
 
 
 def phrases_of(documents, random, count=200_000):
@@ -66,28 +62,6 @@ def plants_of(texts, random, each):
     return kinds, planted
 
 
-def not_there(found, texts, records):
-    """Returns the found texts that are not near, by Python's sets of 8-grams."""
-    words = {n: words_of([texts[n]])[0].split() for n in found}
-    wanted = {run for each in words.values() for run in runs(each)}
-    there = set()
-    for record in records:
-        there.update(wanted.intersection(runs(words_of([record])[0].split())))
-    false = []
-    for number, each in words.items():
-        covered = set()
-        for at, run in enumerate(runs(each)):
-            covered.update(range(at, at + 8) if run in there else ())
-        if len(covered) < 0.8 * len(each):
-            false.append(number)
-    return false
-
-
-def runs(words):
-    """Yields all runs of 8 words."""
-    return zip(*(words[at:] for at in range(8)))
-
-
 def records_of(size, phrases, planted, random):
     """Yields records of `size` characters in all, with planted texts spread in them."""
     waiting = [planted[n] for n in random.permutation(len(planted))]
@@ -113,41 +87,19 @@ def records_of(size, phrases, planted, random):
         yield record
 
 
-def write(directory, records, size, options):
-    """Writes the records to files of about equal size."""
-    opened = gzip.open if options.gz else open
-    suffix = _SUFFIX[options.format] + (".gz" if options.gz else "")
+def write(directory, records, size):
+    """Writes the records to JSON-lines files of about equal size."""
     records = iter(records)
     for shard in range(_SHARDS):
-        path = directory / f"part-{shard:02d}{suffix}"
         written = 0
-        if options.format == "tfrecord":
-            _write_examples(path, records, size / _SHARDS, options.gz)
-            continue
-        with opened(path, "wt", encoding="utf-8") as file:
+        path = directory / f"part-{shard:02d}.jsonl"
+        with open(path, "w", encoding="utf-8") as file:
             for record in records:
-                line = record.replace("\n", " ")
-                if options.format == "jsonl":
-                    line = json.dumps({"text": record, "url": "https://example.org"})
-                file.write(line + "\n")
+                line = {"text": record, "url": "https://example.org"}
+                file.write(json.dumps(line) + "\n")
                 written += len(record)
                 if written > size / _SHARDS and shard < _SHARDS - 1:
                     break
-
-
-def _write_examples(path, records, size, gz):
-    import tensorflow as tf
-
-    written = 0
-    with tf.io.TFRecordWriter(str(path), "GZIP" if gz else "") as writer:
-        for record in records:
-            value = tf.train.BytesList(value=[record.encode()])
-            feature = {"text": tf.train.Feature(bytes_list=value)}
-            features = tf.train.Features(feature=feature)
-            writer.write(tf.train.Example(features=features).SerializeToString())
-            written += len(record)
-            if written > size:
-                return
 
 
 def resident_mib(field):
@@ -163,13 +115,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--format", choices=sorted(_SUFFIX), default="jsonl")
-    parser.add_argument("--gz", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--planted", type=int, default=60, help="of each kind")
-    parser.add_argument(
-        "--check", action="store_true", help="recount in plain Python, for minutes"
-    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     random = np.random.default_rng(options.seed)
@@ -184,7 +131,7 @@ def main():
         size = options.gigabytes * 1e9
         phrases = phrases_of(everything, random)
         records = records_of(size, phrases, planted, random)
-        write(pathlib.Path(folder), records, size, options)
+        write(pathlib.Path(folder), records, size)
         scan = evaluation.OverlapScan(sample, threads=options.threads)
         before, early = resident_mib("VmRSS"), None
         started, used = time.perf_counter(), time.process_time()
@@ -202,10 +149,6 @@ def main():
             n for n, words in enumerate(words_of(sample)) if words.count(b" ") >= 19
         }
         others = np.array(sorted(long - kinds.keys()))
-        false = "not checked"
-        if options.check:
-            strings = (text for part in corpus_parts(folder) for text in part.records())
-            false = len(not_there(others[near[others]].tolist(), sample, strings))
     result = {
         "benchmark": "overlap",
         **vars(options),
@@ -226,9 +169,6 @@ def main():
         "others": len(others),
         "others_contained": int(overlap.contained[others].sum()),
         "others_near": int(near[others].sum()),
-        "of_these_false": false,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg(),
     }
     print(json.dumps(result))
 

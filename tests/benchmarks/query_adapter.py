@@ -27,10 +27,10 @@ import sys
 import time
 
 import embed as embedding
+import jobs
 import numpy as np
 import quickstart
 import tensorflow as tf
-import trained_weights
 
 from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import Tokenizer
@@ -207,7 +207,7 @@ def trained(corpus, options, epsilon, seed, home):
 
 def tuned(options, job, epsilon, seed, home):
     """Fine-tunes the job's generator on the pairs, or finds it."""
-    config = trained_weights.config_of(
+    config = jobs.config_of(
         job.finetune, home, seed, pairs=options.data, init=job.init, epsilon=epsilon
     )
     finetune.run(config, home / "generator")
@@ -289,7 +289,7 @@ def main():
     parser.add_argument("--hard", type=int, default=15, help="of each row, by BM25")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
-    job = trained_weights.quickstart_config.get_config()
+    job = jobs.quickstart_job()
     corpus = Corpus(options)
     nats = likelihoods(corpus, job.init, job) if options.rerank else None
     rows = {"public": [measured(corpus, lambda v: v, nats)] * len(options.seeds)}

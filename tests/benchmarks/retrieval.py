@@ -4,11 +4,9 @@
 
 For every seed: BM25, the untrained encoder, a retriever trained on public
 pseudo-queries, on the private pairs unprotected, on synthetic queries at ε = ∞ and at
-each ε ("query_…": these with the query tower trained alone and the documents frozen),
-and on the private pairs directly by each choice of configs/grid_retriever.py at each ε,
-starting from the encoder ("naive") and from the public-only retriever ("warm_naive").
-All take the same number of steps. Each dense row is fused with BM25, too
-("bm25+naive"). Finished rows are kept; interrupted ones resume.
+each ε, and on the private pairs directly by each choice of configs/grid_retriever.py
+at each ε. All start from the encoder and take the same number of steps. Each dense row
+is fused with BM25, too ("bm25+naive"). Finished rows are kept; interrupted ones resume.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; rows are compared by the paired bootstrap over queries, and `by_seed` shows
@@ -22,10 +20,10 @@ import pathlib
 import sys
 import time
 
+import jobs
 import numpy as np
 import quickstart
 import tensorflow as tf
-import trained_weights as weights
 
 from tfdpsq import evaluation
 from tfdpsq.run import evaluate, prepare, train_retriever
@@ -51,7 +49,7 @@ class Seed:
     def __init__(self, options, seed):
         """Stores the arguments; makes nothing yet."""
         self.options, self.seed = options, seed
-        self.job = weights.quickstart_config.get_config()
+        self.job = jobs.quickstart_job()
         self.home = options.workdir / f"seed{seed}"
         self.vocabulary = str(sources.vocabulary_file("", self.job.init))
 
@@ -61,11 +59,8 @@ class Seed:
         plain = ["public_only", "original"]
         plain += [f"synthetic_{label(e)}" for e in (math.inf, *epsilons)]
         yield from ("bm25", "untrained", *plain)
-        yield from (f"query_{name}" for name in plain)
         for epsilon in epsilons:
             yield from (f"{method}_{label(epsilon)}" for method in METHODS)
-        for epsilon in self.options.warm_epsilons:
-            yield from (f"warm_{method}_{label(epsilon)}" for method in METHODS)
 
     def values(self, names):
         """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
@@ -114,7 +109,7 @@ class Seed:
         return evaluation.read_trec_run(self._evaluated(name) / "runs" / f"{name}.trec")
 
     def _run(self, module, stage, out, seed=None, **settings):
-        config = weights.config_of(
+        config = jobs.config_of(
             stage, self.home, self.seed if seed is None else seed, **settings
         )
         module.run(config, out)
@@ -123,11 +118,8 @@ class Seed:
 
     def _retriever(self, name):
         out = self.home / "retrievers" / name
-        warm = name.startswith("warm_")
-        kind, _, epsilon = name.removeprefix("warm_").rpartition("_")
+        kind, _, epsilon = name.rpartition("_")
         start = {"vocabulary": self.vocabulary, "init": self.job.init}
-        if warm:
-            start["init"] = str(self._retriever(f"{_alone(kind)}public_only"))
         steps = self.options.steps
         if kind in METHODS:
             return self._run(
@@ -140,12 +132,6 @@ class Seed:
                 **start,
             )
         pairs = self.options.data
-        stage = self.job.retriever
-        if name.startswith("query_"):
-            name = name.removeprefix("query_")
-            kind = kind.removeprefix("query_")
-            stage = stage.copy_and_resolve_references()
-            stage.update(shared=False, trained=("query_tower/*",))
         if name in ("untrained", "public_only"):
             prepared = self._run(
                 prepare,
@@ -156,27 +142,24 @@ class Seed:
             )
             pairs = str(prepared / layout.PUBLIC_PAIRS)
         elif kind == "synthetic":
-            found, _ = weights.synthetic_set(
+            epsilon = float(epsilon.removeprefix("eps"))
+            found = jobs.synthetic_set(
                 self.options,
                 self.job,
-                "full",
-                float(epsilon.removeprefix("eps")),
+                epsilon,
                 self.seed,
+                trained=("*",),
+                learning_rate=2e-3,
             )
             pairs = str(found / "synthetic" / layout.SET)
         return self._run(
             train_retriever,
-            stage,
+            self.job.retriever,
             out,
             pairs=pairs,
             steps=0 if name == "untrained" else steps,
             **start,
         )
-
-
-def _alone(method):
-    """Returns "query_" where a method trains the query tower alone."""
-    return "" if grid.settings(method).shared else "query_"
 
 
 def summary(runs):
@@ -189,7 +172,7 @@ def summary(runs):
         pairs += [(name, public)] if name != public else []
         kind, _, epsilon = name.rpartition("_")
         synthetic = f"synthetic_{epsilon}"
-        if kind.removeprefix("warm_") in METHODS and synthetic in means:
+        if kind in METHODS and synthetic in means:
             pairs.append((synthetic, name))
     return {
         "seeds": len(runs),
@@ -211,7 +194,6 @@ def main():
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--data", default="pydocs", help="or a BEIR directory")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 16.0])
-    parser.add_argument("--warm_epsilons", type=float, nargs="*", default=[8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=50, help="of every retriever")
     parser.add_argument("--generator_steps", type=int, default=24)

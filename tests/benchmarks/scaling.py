@@ -12,10 +12,9 @@ duplicates in as many queries as there are documents; `train_retriever` takes 20
 on these, and `mine` finds ten documents for each (so its corpus and its set both grow).
 
 Prints one JSON line per row: wall seconds, processor seconds, and the largest resident
-set of that process. Writes DIR/scaling.md, a table, and DIR/scaling.png. Two numbers
-per stage show its growth. `exponent` is p of processor seconds = a + b * documents^p
-through the last three sizes, each the same multiple of the one before: 1 is linear,
-whatever the start costs. Other work on the machine affects processor time little.
+set of that process. Two numbers per stage show its growth. `exponent` is p of processor
+seconds = a + b * documents^p through the last three sizes, each the same multiple of
+the one before: 1 is linear, whatever the start costs.
 `memory_ratio` is the largest peak by the smallest.
 
 Rows of stages that are finished in DIR are read from there.
@@ -240,54 +239,6 @@ def growth(rows):
     return found
 
 
-def table(by_stage):
-    """Formats a Markdown table with a line per stage and size."""
-    lines = [
-        "| stage | documents | seconds | of processor | GiB | exponent | "
-        "memory, most / least |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, rows in by_stage.items():
-        grown = growth(rows)
-        for row in rows:
-            last = row is rows[-1]
-            lines.append(
-                f"| {name} | {row['documents']:,} | {row['seconds']} | "
-                f"{row['processor_seconds']} | {row['peak_gib']} | "
-                f"{grown.get('exponent', '') if last else ''} | "
-                f"{grown['memory_ratio'] if last else ''} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def plot(by_stage, path):
-    """Plots seconds and memory against documents, on logarithmic axes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for axis, field, label in zip(
-        axes,
-        ("processor_seconds", "peak_gib"),
-        ("seconds of processor time", "peak resident set, GiB"),
-    ):
-        for name, rows in by_stage.items():
-            axis.loglog(
-                [row["documents"] for row in rows],
-                [row[field] for row in rows],
-                marker="o",
-                label=name,
-            )
-        axis.set_xlabel("documents")
-        axis.set_ylabel(label)
-        axis.grid(True, which="both", alpha=0.3)
-    axes[1].set_ylim(0.1, 8)
-    axes[0].legend()
-    figure.savefig(path, dpi=120)
-
-
 def get_config(name):
     """Returns the settings of a row's stage, with the systems of its flags."""
     import importlib
@@ -329,8 +280,6 @@ def main():
             print(json.dumps(row), flush=True)
     for name, rows in by_stage.items():
         print(json.dumps({"benchmark": "scaling", "stage": name, **growth(rows)}))
-    (home / "scaling.md").write_text(table(by_stage))
-    plot(by_stage, home / "scaling.png")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Seconds from a command to its first progress bar, of every stage, on a tiny job.
+"""Seconds from a command to its first progress bar, on a tiny job.
 
     python tests/benchmarks/startup.py --workdir DIR [--trees TREE ...] [--rounds 3]
 
-The stages and their inputs are those of `kills.py`; a stage without a bar counts to its
-end, as do `--help`, a bad setting, `verify`, `status` and `budget`. Each command is
-killed at its bar. `--trees` compares checkouts of the project: the sides alternate
-within each round, over the same inputs, which the first tree makes.
+The stages and their inputs are those of `kills.py`; a command without a bar counts to
+its end. Each command is killed at its bar. `--trees` compares checkouts of the project:
+the sides alternate within each round, over the same inputs, which the first tree makes.
 
 Prints one JSON line: for each command and tree the least and the median of the wall
 seconds, and of the process's own user and system seconds, which a busy machine changes
@@ -25,20 +24,15 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/benchmarks")]
 
-import kill_stages  # noqa: E402
-from kills import Bench  # noqa: E402
+from kills import OUT, Bench  # noqa: E402
 
-STAGES = (
-    "prepare pretrain finetune synthesize filter mine retriever direct encode index "
-    "evaluate zero_shot overlap canaries audit choose grid convert pipeline"
-).split()
+STAGES = ("finetune", "train_retriever", "synthesize", "pipeline")
 TOOLS = {
     "tfdpsq --help": ["tfdpsq.run", "--help"],
     "finetune --help": ["tfdpsq.run.finetune", "--help"],
     "bad setting": ["tfdpsq.run.finetune", "--config.steps=-1", "--workdir={out}"],
     "verify": ["tfdpsq.run.verify", "{finetune}/certificate.json"],
     "status": ["tfdpsq.run.status", "{reference}/finetune"],
-    "budget": ["tfdpsq.run.budget", "{finetune}"],
 }
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -47,7 +41,7 @@ def measured(words, tree, place):
     """Returns wall and processor seconds to the first bar, or to the end."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(tree),
+        "PYTHONPATH": f"{tree}:{ROOT / 'tests'}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
@@ -77,9 +71,7 @@ def measured(words, tree, place):
 
 def main():
     """Measures every command of every tree in alternation."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--trees", nargs="*", default=[str(ROOT)])
     parser.add_argument("--rounds", type=int, default=3)
@@ -88,19 +80,16 @@ def main():
     bench = Bench(options.workdir)
     reference = bench.directory / "reference"
     commands = {}
-    stages = {stage.name: stage for stage in kill_stages.stages()}
     bench.reference("finetune")
     out = bench.directory / "started"
     for name in options.commands:
         if name in TOOLS:
-            made = reference / "finetune" / stages["finetune"].out
+            made = reference / "finetune" / OUT
             places = {"finetune": made, "reference": reference, "out": out / "bad"}
             words = [word.format(**places) for word in TOOLS[name]]
             commands[name] = [sys.executable, "-m", *words]
         else:
-            for other in kill_stages.named(stages[name].settings):
-                bench.reference(other)
-            commands[name] = bench._command(stages[name], out)
+            commands[name] = bench.command(name, out)
     found = {name: {tree: [] for tree in options.trees} for name in commands}
     for _ in range(options.rounds):
         for name, words in commands.items():
@@ -109,7 +98,7 @@ def main():
                 if name in TOOLS:
                     out.mkdir()
                 else:
-                    bench._begin(stages[name], out)
+                    bench.begin(name, out)
                 found[name][tree].append(measured(words, tree, out))
     result = {
         name: {

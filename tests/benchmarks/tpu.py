@@ -15,7 +15,7 @@ of the program: the same command goes on where it was stopped.
 |---|---|
 | plain, fast, dpkeras, vectorized | a logical step of the generator: two microbatches |
 | retriever | a step of the retriever on `--rows` pairs, in-batch softmax |
-| naive, microbatch, logit_dp, public_negatives | the direct methods' private steps |
+| naive, microbatch, public_negatives | the direct methods' private steps |
 | encode | `--rows` documents to embeddings |
 | generate | queries for `--rows` documents, p = 0.8 |
 
@@ -26,7 +26,6 @@ paper's batch on one chip, of as many microbatches as that takes. `needs` is wha
 executable takes of the chip's memory. Programs are of one replica: the sums between
 replicas are not in them. TensorFlow lowers as for a CPU; for a TPU it would lower
 differently where a random draw names no generator (the retriever's key of dropout).
-`--largest` doubles the rows of a microbatch, from `--rows`, until it does not fit.
 """
 
 import argparse
@@ -44,7 +43,7 @@ from tpu_compiler import CHIPS
 import tfdpsq
 
 _GENERATOR = ("plain", "fast", "dpkeras", "vectorized")
-_DIRECT = ("naive", "microbatch", "logit_dp", "public_negatives")
+_DIRECT = ("naive", "microbatch", "public_negatives")
 _STEPS = (*_GENERATOR, "retriever", *_DIRECT, "encode", "generate")
 _DOCUMENT, _QUERY = 384, 128  # the paper's lengths, in tokens
 _BATCH = 1024  # the paper's
@@ -217,12 +216,6 @@ def _retriever_step(given):
         def loss(batch):
             return privacy.Coupled(*losses(batch))
 
-    elif method == "logit_dp":
-        losses = retriever.LogitTerms(model, rows)
-
-        def loss(batch):
-            return privacy.Terms(*losses(batch))
-
     elif method == "microbatch":
         # Eight groups, of as many rows as a tenth more than are expected.
         capacity = math.ceil(1.1 * rows / 8)
@@ -359,18 +352,6 @@ def _compiled(given, chip, options):
     return {**given, "chip": chip, "program": digest, **found, **result}
 
 
-def _largest(given, chip, options):
-    """Prints programs of ever more rows; the last that fits is the largest."""
-    fitting, rows = None, given["rows"]
-    while True:
-        found = _compiled({**given, "rows": rows}, chip, options)
-        print(json.dumps(found), flush=True)
-        if not found.get("fits"):
-            break
-        fitting, rows = rows, 2 * rows
-    print(json.dumps({**given, "chip": chip, "largest_rows": fitting}), flush=True)
-
-
 def _ratios(lines):
     """Yields each private step's work over that of the plain one of the same kind."""
     found = {}
@@ -418,7 +399,6 @@ def _options():
     parser.add_argument("--rows", type=int, default=8, help="of a microbatch")
     parser.add_argument("--rematerialize", action="store_true")
     parser.add_argument("--lora", action="store_true", help="train LoRA of rank 8")
-    parser.add_argument("--largest", action="store_true", help="rows that fit")
     parser.add_argument("--seconds", type=int, default=3600, help="for one program")
     parser.add_argument("--lower", help=argparse.SUPPRESS)
     parser.add_argument("--path", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -447,9 +427,6 @@ def main():
             "rematerialize": options.rematerialize,
             "lora": options.lora,
         }
-        if options.largest:
-            _largest(given, chip, options)
-            continue
         found = _compiled(given, chip, options)
         print(json.dumps(found), flush=True)
         lines.append({**found, "of": {**given, "chip": chip}})

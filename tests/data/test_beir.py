@@ -65,7 +65,7 @@ def flawed(tmp_path):
     return path
 
 
-def test_flaws_of_published_sets_are_taken_as_they_are_when_asked(flawed):
+def test_published_flaws_are_accepted_on_request(flawed):
     """FiQA and TREC-COVID have empty documents; ArguAna judges 5 that it lacks."""
     beir = BeirDirectory(flawed, as_published=True)
     assert beir.validate(["test"]) == Counts(201, 200, {"test": 200}, 1, 2)
@@ -75,29 +75,22 @@ def test_flaws_of_published_sets_are_taken_as_they_are_when_asked(flawed):
     assert len(beir.fingerprint()) == 64
 
 
-def test_flaws_are_otherwise_refused_by_line(flawed):
-    with pytest.raises(DataError, match=r"corpus.jsonl:201: document 'empty' is empty"):
+def test_published_flaws_are_otherwise_refused_by_line(flawed):
+    """Nor may more than one judgement in a hundred name no document."""
+    with pytest.raises(DataError, match="corpus.jsonl:201:"):
         BeirDirectory(flawed).validate(["test"])
     corpus = flawed / "corpus.jsonl"
     corpus.write_text("".join(corpus.open().readlines()[:-1]))
-    with pytest.raises(DataError, match=r"test.tsv:9: document 'gone7' is not in"):
+    with pytest.raises(DataError, match="test.tsv:9:"):
         BeirDirectory(flawed).validate(["test"])
-
-
-def test_no_more_than_one_judgement_in_a_hundred_may_name_no_document(flawed):
     qrels = flawed / "qrels" / "test.tsv"
-    sound = qrels.read_text()
-    beir = BeirDirectory(flawed, as_published=True)
-    qrels.write_text(sound.replace("\td150\t", "\tgone150\t"))
-    with pytest.raises(DataError, match=r"test.tsv:9: document 'gone7' is not in"):
-        beir.validate(["test"])
-    qrels.write_text(sound.replace("q20\t", "nobody\t"))
-    with pytest.raises(DataError, match=r"test.tsv:22: query 'nobody' is not in"):
-        beir.validate(["test"])
+    qrels.write_text(qrels.read_text().replace("\td150\t", "\tgone150\t"))
+    with pytest.raises(DataError, match="test.tsv:9:"):
+        BeirDirectory(flawed, as_published=True).validate(["test"])
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_was_written_is_read(tmp_path, compress):
+def test_round_trip_with_and_without_compression(tmp_path, compress):
     beir = write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, compress)
     assert list(beir.documents()) == DOCUMENTS
     assert beir.queries() == dict(QUERIES)
@@ -106,14 +99,6 @@ def test_what_was_written_is_read(tmp_path, compress):
     assert beir.positives("test") == {"q2": frozenset({"d2"})}
     assert beir.validate() == Counts(3, 3, {"train": 3, "test": 1})
     assert (tmp_path / "set" / "corpus.jsonl.gz").exists() == compress
-
-
-def test_content_is_title_space_text():
-    assert [document.content for document in DOCUMENTS] == [
-        "Title first text",
-        "second \n text",
-        "Only a title",
-    ]
 
 
 def test_a_query_has_exactly_one_pair_for_training(sound):
@@ -128,39 +113,22 @@ def test_a_query_has_exactly_one_pair_for_training(sound):
     assert [pair.document_id for pair in beir.all_pairs("test")] == ["d2"]
 
 
-def test_compressed_sets_have_the_same_bytes_on_every_run(tmp_path):
-    first = write_beir(tmp_path / "a", DOCUMENTS, QUERIES, QRELS, compress=True).path
-    other = write_beir(tmp_path / "b", DOCUMENTS, QUERIES, QRELS, compress=True).path
-    for name in ("corpus.jsonl.gz", "queries.jsonl.gz"):
-        assert (first / name).read_bytes() == (other / name).read_bytes()
-
-
 def test_fingerprint_sees_content_not_order_or_compression(tmp_path):
-    base = write_beir(tmp_path / "a", DOCUMENTS, QUERIES, QRELS).fingerprint()
-    same = write_beir(
-        tmp_path / "b",
-        DOCUMENTS[::-1],
-        QUERIES[::-1],
-        {split: rows[::-1] for split, rows in QRELS.items()},
-        compress=True,
-    )
-    assert same.fingerprint() == base
-    moved = [Document("d1", "", "Title first text"), *DOCUMENTS[1:]]
-    asked = [("q1", "what is first?"), *QUERIES[1:]]
-    judged = {**QRELS, "test": [("q2", "d2", 2), ("q2", "d1", 0)]}
-    changed = [
-        write_beir(tmp_path / "c", moved, QUERIES, QRELS),
-        write_beir(tmp_path / "d", DOCUMENTS, asked, QRELS),
-        write_beir(tmp_path / "e", DOCUMENTS, QUERIES, judged),
-        write_beir(
-            tmp_path / "f",
-            DOCUMENTS,
-            QUERIES,
-            {"train": QRELS["train"], "dev": QRELS["test"]},
-        ),
-    ]
-    prints = {base, *(beir.fingerprint() for beir in changed)}
-    assert len(prints) == 5
+    def fingerprint(documents=DOCUMENTS, queries=QUERIES, qrels=QRELS, compress=False):
+        shutil.rmtree(tmp_path / "set", ignore_errors=True)
+        beir = write_beir(tmp_path / "set", documents, queries, qrels, compress)
+        return beir.fingerprint()
+
+    reversed_qrels = {split: rows[::-1] for split, rows in QRELS.items()}
+    base = fingerprint()
+    assert fingerprint(DOCUMENTS[::-1], QUERIES[::-1], reversed_qrels, True) == base
+    changed = {
+        fingerprint([Document("d1", "", "Title first text"), *DOCUMENTS[1:]]),
+        fingerprint(queries=[("q1", "what is first?"), *QUERIES[1:]]),
+        fingerprint(qrels={**QRELS, "test": [("q2", "d2", 2), ("q2", "d1", 0)]}),
+        fingerprint(qrels={"train": QRELS["train"], "dev": QRELS["test"]}),
+    }
+    assert len(changed | {base}) == 5
 
 
 def _with_fields(path, *fields):
@@ -189,33 +157,24 @@ def test_users_are_read_from_metadata_or_beside_it(sound):
         beir.users(field="team")
 
 
-@pytest.mark.parametrize(
-    "fields, problem",
-    [
-        ({}, "has no user under 'user_id'"),
-        ({"metadata": {"user_id": ""}}, "has no user"),
-        ({"metadata": {"user_id": None}}, "has no user"),
-        ({"metadata": {"user_id": True}}, "has no user"),
-        ({"metadata": {"user_id": " "}}, "has no user"),
-        ({"metadata": {"user_id": "nan"}}, "has no user"),
-        ({"metadata": "user_id"}, "has no user"),
-        ({"metadata": {"user_id": ["anna"]}}, "has no user"),
+def test_queries_without_one_user_are_named(tmp_path):
+    for number, fields in enumerate(
         (
+            {},
+            {"metadata": {"user_id": "nan"}},
+            {"metadata": {"user_id": ["anna"]}},
             {"metadata": {"user_id": "b"}, "user_id": "a"},
-            r"has two users, \['a', 'b'\]",
-        ),
-    ],
-)
-def test_a_query_that_is_nobodys_or_twos_is_named(sound, fields, problem):
-    beir = _with_fields(sound, {"user_id": "anna"}, fields, {})
-    message = f"queries.jsonl:2: query 'q2' {problem}.*Write .metadata.*single queries"
-    for split in (None, "test"):
-        with pytest.raises(DataError, match=message):
-            beir.users(split)
-    assert beir.users("train") == {"q1": "anna"}  # Which q2 is no part of.
+        )
+    ):
+        path = write_beir(tmp_path / str(number), DOCUMENTS, QUERIES, QRELS).path
+        beir = _with_fields(path, {"user_id": "anna"}, fields, {})
+        for split in (None, "test"):
+            with pytest.raises(DataError, match="queries.jsonl:2: query 'q2' has "):
+                beir.users(split)
+        assert beir.users("train") == {"q1": "anna"}  # q2 is not in train
 
 
-def test_fingerprint_sees_whose_a_query_is(sound):
+def test_fingerprint_covers_users(sound):
     """Under user-level privacy other users are other data, also on resume."""
     base = BeirDirectory(sound).fingerprint()
     empty = {"metadata": {}, "user_id": None}
@@ -233,9 +192,9 @@ IDENTIFIER = st.text(
 ).filter(lambda text: text.split() == [text])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), compress=st.booleans())
-def test_any_text_survives(tmp_path, data, compress):
+def test_any_text_survives_the_round_trip(tmp_path, data, compress):
     """Line breaks of Unicode, quotes, NUL, astral characters: all are text."""
     texts = data.draw(st.dictionaries(IDENTIFIER, TEXT.filter(str.strip), min_size=1))
     queries = data.draw(st.dictionaries(IDENTIFIER, TEXT.filter(str.strip), min_size=1))
@@ -259,20 +218,7 @@ BROKEN = {
         b'{"_id": "d1", "text": "x"}\n{oops\n',
         r"jsonl:2: not",
     ),
-    "no object": ("corpus.jsonl", b"[1]\n", r"corpus.jsonl:1: no text under '_id'"),
     "numeric id": ("corpus.jsonl", b'{"_id": 7, "text": "x"}', r"jsonl:1: .*'_id'"),
-    "id with a space": (
-        "queries.jsonl",
-        b'{"_id": "q 1", "text": "x"}',
-        "_id holds white",
-    ),
-    "id empty": ("queries.jsonl", b'{"_id": "", "text": "x"}', "not empty"),
-    "text a number": (
-        "corpus.jsonl",
-        b'{"_id": "d1", "text": 7}',
-        "text is of type int",
-    ),
-    "text false": ("corpus.jsonl", b'{"_id": "d1", "text": false}', "is of type bool"),
     "half a surrogate": (
         "corpus.jsonl",
         b'{"_id": "d1", "text": "\\ud800"}',
@@ -283,66 +229,31 @@ BROKEN = {
         b'\n{"_id": "d1", "text": "\xe9"}\n',
         r"corpus.jsonl:2: byte 24 .* 0xe9, which is not UTF-8\. Convert",
     ),
-    "empty corpus": ("corpus.jsonl", b"\n", "corpus.jsonl: holds no document"),
-    "no queries": ("queries.jsonl", b"", "queries.jsonl: holds no query"),
     "empty document": (
         "corpus.jsonl",
         b'{"_id": "d1", "title": " ", "text": ""}\n',
         r"corpus.jsonl:1: document 'd1' is empty",
-    ),
-    "empty query": (
-        "queries.jsonl",
-        b'{"_id": "q1", "text": " "}\n',
-        r"queries.jsonl:1: query 'q1' is empty",
     ),
     "document twice": (
         "corpus.jsonl",
         b'{"_id": "d1", "text": "x"}\n\n{"_id": "d1", "text": "y"}\n',
         r"corpus.jsonl:3: id 'd1' occurs on an earlier line",
     ),
-    "query twice": (
-        "queries.jsonl",
-        b'{"_id": "q1", "text": "x"}\n{"_id": "q1", "text": "x"}\n',
-        r"queries.jsonl:2: id 'q1' occurs",
-    ),
-    "no header": ("qrels/train.tsv", b"q1\td1\t1\n", r"train.tsv:1: .*header"),
-    "spaces for tabs": (
-        "qrels/train.tsv",
-        HEADER + b"q1 d1 1\n",
-        "train.tsv:2: .*tabs",
-    ),
     "score a word": (
         "qrels/train.tsv",
         HEADER + b"q1\td1\tyes\n",
         r":2: the score is not a number",
-    ),
-    "judged twice": (
-        "qrels/train.tsv",
-        HEADER + b"q1\td1\t1\nq1\td1\t2\n",
-        r"train.tsv:3: query 'q1' and document 'd1' were judged",
-    ),
-    "no pair": ("qrels/train.tsv", HEADER + b"q1\td1\t0\n", "no pair is judged above"),
-    "unknown query": (
-        "qrels/train.tsv",
-        HEADER + b"q1\td1\t1\nq9\td1\t1\n",
-        r"train.tsv:3: query 'q9' is not in queries.jsonl\. Add it there, or",
-    ),
-    "unknown document": (
-        "qrels/train.tsv",
-        HEADER + b"q1\td1\t1\nq1\td9\t0\n",
-        r"train.tsv:3: document 'd9' is not in corpus.jsonl",
     ),
     "another set's qrels": (
         "qrels/train.tsv",
         HEADER + b"x1\td1\t1\n",
         r"train.tsv:2: none of its queries \(the first is 'x1'\) is in queries.jsonl",
     ),
-    "qrels not UTF-8": ("qrels/train.tsv", HEADER + b"q\xff\td1\t1\n", "train.tsv:2: "),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_bad_content_is_named_by_file_and_line(sound, case):
+def test_malformed_content_is_named_by_file_and_line(sound, case):
     name, content, message = BROKEN[case]
     (sound / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
@@ -350,40 +261,22 @@ def test_bad_content_is_named_by_file_and_line(sound, case):
     assert caught.value.path == str(sound / name)
 
 
-def test_training_meets_the_same_errors_without_validate(sound):
-    (sound / "qrels" / "train.tsv").write_bytes(HEADER + b"q1\td9\t1\n")
-    with pytest.raises(DataError, match="train.tsv:2: document 'd9'"):
-        BeirDirectory(sound).pairs("train")
-
-
-@pytest.mark.parametrize("read", ["validate", "pairs", "judged_queries"])
-def test_a_query_that_comes_twice_is_named_in_a_log_of_any_size(read, tmp_path):
-    """The database of pairs met it first, and ended with a traceback."""
-    names = [f"q{number}" for number in range(5000)]
-    rows = [(name, "d", 1) for name in names]
-    queries = [(name, "text") for name in names]
-    documents = [Document("d", "", "text")]
-    beir = write_beir(tmp_path / "set", documents, queries, {"train": rows})
-    with beir.queries_file.open("a") as file:
-        file.write('{"_id": "q7", "text": "other"}\n')
-    lines = beir.queries_file.read_text().splitlines(keepends=True)
-    beir.queries_file.write_text("".join([*lines[:9], lines[-1], *lines[9:-1]]))
-    arguments = (["train"],) if read == "validate" else ("train",)
-    with pytest.raises(DataError, match="queries.jsonl:10: id 'q7' occurs on an earl"):
-        getattr(beir, read)(*arguments)
-
-
-@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
-def test_a_missing_file_is_named_at_once(sound, name):
-    (sound / name).unlink()
-    with pytest.raises(DataError, match=f"{name}: missing"):
+def test_missing_files_and_directories_are_named(sound, tmp_path):
+    with pytest.raises(DataError, match="dev.tsv: missing"):
+        BeirDirectory(sound).validate(["dev"])
+    with gzip.open(sound / "corpus.jsonl.gz", "wb") as file:
+        file.write((sound / "corpus.jsonl").read_bytes())
+    with pytest.raises(DataError, match="corpus.jsonl.gz is there too"):
         BeirDirectory(sound)
-
-
-def test_missing_qrels_are_named(sound):
-    beir = BeirDirectory(sound)
-    with pytest.raises(DataError, match=r"dev.tsv: missing.*splits here are: test, tr"):
-        beir.validate(["dev"])
+    (sound / "corpus.jsonl").unlink()
+    packed = (sound / "corpus.jsonl.gz").read_bytes()
+    (sound / "corpus.jsonl.gz").write_bytes(packed[:-12])
+    with pytest.raises(DataError, match="corpus.jsonl.gz:.*broken gzip file"):
+        BeirDirectory(sound).validate()
+    (sound / "corpus.jsonl.gz").unlink()
+    with pytest.raises(DataError, match="corpus.jsonl: missing"):
+        BeirDirectory(sound)
+    (sound / "corpus.jsonl").touch()
     shutil.rmtree(sound / "qrels")
     with pytest.raises(DataError, match="qrels: missing"):
         BeirDirectory(sound)
@@ -391,40 +284,17 @@ def test_missing_qrels_are_named(sound):
         BeirDirectory(sound / "nowhere")
 
 
-def test_a_stale_second_corpus_is_refused(sound):
-    with gzip.open(sound / "corpus.jsonl.gz", "wb") as file:
-        file.write((sound / "corpus.jsonl").read_bytes())
-    with pytest.raises(DataError, match="corpus.jsonl.gz is there too"):
-        BeirDirectory(sound)
-
-
-def test_a_truncated_gzip_file_is_named(tmp_path):
-    path = write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, compress=True).path
-    packed = (path / "corpus.jsonl.gz").read_bytes()
-    (path / "corpus.jsonl.gz").write_bytes(packed[:-12])
-    with pytest.raises(DataError, match="corpus.jsonl.gz:.*broken gzip file"):
-        BeirDirectory(path).validate()
-
-
 @pytest.mark.parametrize(
     "documents, queries, qrels, message",
     [
         ([], QUERIES, QRELS, "no such document"),
         ([*DOCUMENTS, DOCUMENTS[0]], QUERIES, QRELS, "'d1' was given twice"),
-        ([Document("d 1", "", "x")], QUERIES, QRELS, "white space"),
-        ([Document("d\0", "", "x")], QUERIES, QRELS, "hold no NUL"),
-        ([Document("d1", " ", "")], QUERIES, QRELS, "'d1' is empty"),
-        ([Document("d1", "", "\ud800")], QUERIES, QRELS, "surrogate"),
-        (DOCUMENTS, [("q1", " ")], QRELS, "query 'q1' is empty"),
-        (DOCUMENTS, [*QUERIES, QUERIES[0]], QRELS, "'q1' was given twice"),
         (DOCUMENTS, QUERIES, {"train": [("q9", "d1", 1)]}, "no such query"),
         (DOCUMENTS, QUERIES, {"train": [("q1", "d1", 0.5)]}, "score is 0.5"),
-        (DOCUMENTS, QUERIES, {"train": [("q1", "d1", 1)] * 2}, "given twice"),
         (DOCUMENTS, QUERIES, {"../x": [("q1", "d1", 1)]}, "split is '../x'"),
-        (DOCUMENTS, QUERIES, {}, "no judgement was given"),
     ],
 )
-def test_the_writer_refuses_what_the_reader_would(
+def test_writer_rejects_what_the_reader_would(
     tmp_path, documents, queries, qrels, message
 ):
     with pytest.raises(InputError, match=message):
@@ -440,25 +310,17 @@ _JAPANESE = "\u521d\u671f\u306e\u75c7\u72b6\u306f\u4f55\u3067\u3059\u304b"
     [
         ("queries.jsonl", b'{"_id": "q1", "text": "my secret illness'),
         ("queries.jsonl", b'{"_id": "q1", "text": "my secret\0illness"}'),
-        ("queries.jsonl", b'["my secret illness"]'),
         ("queries.jsonl", b'{"_id": 7, "text": "my secret illness"}'),
-        ("queries.jsonl", b'{"_id": "q1", "text": ["my secret illness"]}'),
-        ("queries.jsonl", b'{"_id": "q1", "text": "my secret \\ud800illness"}'),
         (
             "queries.jsonl",
             '{"_id": "q1", "text": "my secret illn\xe9ss"}'.encode("latin1"),
         ),
-        # The queries, where judgements should be.
-        ("qrels/train.tsv", b"q1\tmy secret illness\n"),
-        ("qrels/train.tsv", HEADER + b"q1\tmy secret illness\n"),
         ("qrels/train.tsv", HEADER + b"q1\td1\tmy secret illness\n"),
-        ("qrels/train.tsv", HEADER + b"my secret illness\td1\t1\n"),
         # In a language that does not part its words.
         ("qrels/train.tsv", HEADER + f"{_JAPANESE}\td1\t1\n".encode()),
-        ("qrels/train.tsv", HEADER + f"q1\td1\t{_JAPANESE}\n".encode()),
     ],
 )
-def test_an_error_does_not_repeat_a_private_query(sound, name, line):
+def test_errors_do_not_quote_a_private_query(sound, name, line):
     """Errors end up in logs, which others read."""
     (sound / name).write_bytes(line)
     with pytest.raises(DataError) as caught:
@@ -466,27 +328,6 @@ def test_an_error_does_not_repeat_a_private_query(sound, name, line):
     said = str(caught.value)
     assert _JAPANESE not in said
     assert name in said and "secret" not in said and "illn" not in said
-
-
-@pytest.mark.parametrize(
-    "name, line",
-    [
-        ("queries.jsonl", b'{"_id": "%s", "text": "x"}\n' % (b"z y " * 500)),
-        ("queries.jsonl", b'{"_id": "%s", "text": ""}\n' % (b"z" * 2000)),
-        ("queries.jsonl", b'{"_id": "%s", "text": "x"}\n' % (b"z" * 2000) * 2),
-        ("corpus.jsonl", b'{"_id": "%s", "text": ""}\n' % (b"z" * 2000)),
-        ("qrels/train.tsv", b"a b " * 500),
-        ("qrels/train.tsv", HEADER + b"a b " * 500),
-        ("qrels/train.tsv", HEADER + b"q1\td1\t" + b"1 " * 500),
-        ("qrels/train.tsv", HEADER + b"q1\td1\t" + b"1" * 2000 + b"x"),
-        ("qrels/train.tsv", HEADER + b"%s\td1\t1\n" % (b"z y " * 500)),
-    ],
-)
-def test_an_error_is_short_whatever_the_line(sound, name, line):
-    (sound / name).write_bytes(line)
-    with pytest.raises(DataError) as caught:
-        BeirDirectory(sound).validate()
-    assert len(str(caught.value).replace(str(sound), "")) < 300
 
 
 def _naive_pairs(judged, best):
@@ -501,18 +342,8 @@ def _naive_pairs(judged, best):
     return [(query, min(ranked)[1]) for query, ranked in sorted(of_query.items())]
 
 
-def test_a_split_is_a_file_of_this_set(tmp_path):
-    """Judgements from elsewhere would be read as this set's."""
-    documents = [Document("d0", "", "text")]
-    for name in ("one", "two"):
-        rows = {"train": [("q0", "d0", 1)]}
-        beir = write_beir(tmp_path / name, documents, [("q0", "query")], rows)
-    with pytest.raises(InputError, match="split is '../../one/qrels/train', which"):
-        beir.pairs("../../one/qrels/train")
-
-
 @pytest.mark.parametrize("best", [True, False])
-def test_pairs_on_disk_are_those_of_a_naive_join(best, tmp_path):
+def test_pairs_on_disk_equal_a_naive_join(best, tmp_path):
     random = np.random.default_rng(1)
     # Ids whose order differs between languages, and between UTF-8 and UTF-16.
     names = ["a", "B", "é", "z", "\U0001f600", "\ufb01", "10", "9", "ÿ", "aa"]
@@ -559,24 +390,7 @@ def test_pairs_on_disk_are_those_of_a_naive_join(best, tmp_path):
     np.testing.assert_array_equal(owners - 1, places)
 
 
-def test_owners_by_another_field_are_its_own(tmp_path):
-    beir = write_beir(
-        tmp_path / "set",
-        [Document("d", "", "text")],
-        [(f"q{i}", f"text {i}") for i in range(4)],
-        {"train": [(f"q{i}", "d", 1) for i in range(4)]},
-    )
-    lines = [
-        json.dumps({"_id": f"q{i}", "text": "t", "user": f"u{i}", "team": f"t{i // 2}"})
-        for i in range(4)
-    ]
-    beir.queries_file.write_text("\n".join(lines))
-    pairs = beir.all_pairs("train")
-    for field, owners in (("user", [1, 2, 3, 4]), ("team", [1, 1, 2, 2])):
-        assert beir.owners(pairs, field).tolist() == owners
-
-
-def test_pairs_larger_than_the_cache_have_no_name_on_disk(tmp_path):
+def test_large_pairs_spill_to_an_unnamed_file(tmp_path):
     """They are private: a file that others could open, or that a kill left, is not."""
     names = [f"q{number}" for number in range(3000)]
     beir = write_beir(

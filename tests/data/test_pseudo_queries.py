@@ -75,28 +75,9 @@ def test_the_sentence_is_taken_out_of_the_document():
     for pair in pairs_of(PROSE, per_document=10):
         assert pair.query not in pair.document
         assert pair.document.startswith("The title ")
-        removed = len(pair.query.split())
-        assert len(pair.document.split()) == len(PROSE.content.split()) - removed or (
-            # A final stop may stand alone where clauses were cut.
-            len(pair.document.split()) == len(PROSE.content.split()) - removed + 1
-        )
-
-
-def test_a_short_document_is_given_whole():
-    (pair,) = pairs_of(PROSE, least_left=1000)
-    assert pair.document == PROSE.content
-    assert pair.query in pair.document
-
-
-def test_clauses_serve_where_sentences_are_too_long():
-    text = "although " + "very " * 30 + "slow, the method works on all of them"
-    (pair,) = pairs_of(Document("c", "", text), least_left=1)
-    assert pair.query == "the method works on all of them"
-
-
-@pytest.mark.parametrize("text", ["", "Too short.", "x = f(y) + g[z]; a_b == c_d(e)"])
-def test_documents_without_prose_give_no_pair(text):
-    assert pairs_of(Document("n", "title", text)) == []
+        left = len(PROSE.content.split()) - len(pair.query.split())
+        # A final stop may stand alone where clauses were cut.
+        assert len(pair.document.split()) in (left, left + 1)
 
 
 def test_the_choice_depends_on_seed_and_document_alone():
@@ -114,32 +95,7 @@ def test_the_choice_depends_on_seed_and_document_alone():
     assert sum(first[key] != other[key] for key in first) > 15  # 7/8 of 30 expected.
 
 
-def test_ids_count_up_and_samples_of_a_document_differ():
-    other = Document(
-        "d", "", PROSE.text.replace("castle", "bridge").replace("it", "that")
-    )
-    pairs = list(pseudo_pairs([PROSE, other], 0, per_document=2))
-    assert [pair.query_id for pair in pairs] == [f"pseudo-{i}" for i in range(4)]
-    assert [pair.document_id for pair in pairs] == ["p", "p", "d", "d"]
-    assert pairs[0].query != pairs[1].query and pairs[2].query != pairs[3].query
-
-
-def test_documents_are_streamed():
-    def endless():
-        while True:
-            yield PROSE
-
-    assert next(pseudo_pairs(endless(), 0)).document_id == "p"
-
-
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        ({"per_document": 0}, "per_document is 0"),
-        ({"least_words": 9, "most_words": 8}, "least_words is 9 and most_words 8"),
-        ({"least_left": -1}, "least_left is -1"),
-    ],
-)
-def test_bad_bounds_are_refused_at_the_call(kwargs, message):
-    with pytest.raises(InputError, match=message):
-        pseudo_pairs([PROSE], 0, **kwargs)
+def test_bad_bounds_are_refused():
+    for bounds in ({"per_document": 0}, {"least_words": 9, "most_words": 8}):
+        with pytest.raises(InputError, match=next(iter(bounds))):
+            pseudo_pairs([PROSE], 0, **bounds)

@@ -39,8 +39,8 @@ def path(tmp_path):
     return tmp_path / "set"
 
 
-@pytest.mark.parametrize("shards", [1, 3, 9])
-def test_what_was_written_is_read_in_order(tmp_path, shards):
+@pytest.mark.parametrize("shards", [1, 9])
+def test_round_trip_keeps_rows_and_order(tmp_path, shards):
     write_synthetic(tmp_path / "set", iter(make_rows()), PROVENANCE, None, shards)
     assert list(read_synthetic(tmp_path / "set")) == make_rows()
     names = sorted(os.listdir(tmp_path / "set" / "records"))
@@ -48,7 +48,7 @@ def test_what_was_written_is_read_in_order(tmp_path, shards):
     assert len(names) == shards
 
 
-def test_records_are_plain_examples_of_the_stated_schema(path):
+def test_records_follow_the_stated_schema(path):
     """What a user's own tf.data pipeline does with the manifest alone."""
     manifest = json.loads((path / "manifest.json").read_text())
     features = {
@@ -67,7 +67,7 @@ def test_records_are_plain_examples_of_the_stated_schema(path):
     assert [shard["count"] for shard in manifest["shards"]] == [3, 2, 2]
 
 
-def test_the_same_set_lies_there_as_a_beir_directory(path):
+def test_set_is_also_a_beir_directory(path):
     beir = BeirDirectory(path / "beir")
     assert beir.validate(["train"]).documents == 4
     assert beir.pairs("train") == [
@@ -76,7 +76,7 @@ def test_the_same_set_lies_there_as_a_beir_directory(path):
     ]
 
 
-def test_manifest_and_certificate_say_what_was_given(path):
+def test_manifest_holds_provenance_and_certificate(path):
     manifest = read_manifest(path)
     assert manifest["count"] == 7
     assert manifest["documents"] == 4
@@ -88,12 +88,6 @@ def test_manifest_and_certificate_say_what_was_given(path):
     assert verify(path) == manifest
 
 
-def test_a_set_without_guarantee_has_no_certificate(tmp_path):
-    write_synthetic(tmp_path / "set", make_rows(), PROVENANCE, None)
-    assert not (tmp_path / "set" / "certificate.json").exists()
-    assert verify(tmp_path / "set")["certificate"] is None
-
-
 def test_fingerprint_depends_on_the_rows_alone(tmp_path):
     def fingerprint(name, rows, shards):
         return write_synthetic(tmp_path / name, rows, {}, None, shards)["fingerprint"]
@@ -102,11 +96,6 @@ def test_fingerprint_depends_on_the_rows_alone(tmp_path):
     assert fingerprint("b", make_rows()[::-1], 4) == base
     other = [dataclasses.replace(make_rows()[0], query="other"), *make_rows()[1:]]
     assert fingerprint("c", other, 1) != base
-
-
-def test_the_same_rows_give_the_same_bytes(tmp_path):
-    first = write_synthetic(tmp_path / "a", make_rows(), {}, None, 2)
-    assert write_synthetic(tmp_path / "b", make_rows(), {}, None, 2) == first
 
 
 def test_empty_queries_are_left_out_and_counted(tmp_path):
@@ -126,7 +115,7 @@ def test_empty_queries_are_left_out_and_counted(tmp_path):
 @pytest.mark.parametrize(
     "part", ["records/synthetic-00001-of-00003.tfrecord", "beir/corpus.jsonl"]
 )
-def test_one_flipped_bit_is_found_before_any_query_is_given_out(path, part):
+def test_flipped_bit_is_found_before_reading(path, part):
     data = bytearray((path / part).read_bytes())
     data[len(data) // 2] ^= 1
     (path / part).write_bytes(data)
@@ -134,84 +123,19 @@ def test_one_flipped_bit_is_found_before_any_query_is_given_out(path, part):
         read_synthetic(path)
 
 
-def test_missing_and_foreign_files_are_found(path):
-    shard = path / "records" / "synthetic-00002-of-00003.tfrecord"
-    shard.rename(path / "records" / "other.tfrecord")
+def test_damaged_and_lost_files_are_found(path, tmp_path):
+    whole = (path / "manifest.json").read_text()
+    for content in ("{", json.dumps({**json.loads(whole), "documents": None})):
+        (path / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match="manifest.json: "):
+            read_manifest(path)
+    (path / "manifest.json").write_text(whole)
+    (path / "records" / "synthetic-00002-of-00003.tfrecord").unlink()
     with pytest.raises(DataError, match="synthetic-00002-of-00003.tfrecord: missing"):
         read_synthetic(path)
-    shard.write_bytes((path / "records" / "other.tfrecord").read_bytes())
-    with pytest.raises(DataError, match="other.tfrecord: is not in the manifest"):
-        read_synthetic(path)
-
-
-def test_a_certificate_that_was_changed_or_lost_is_found(path):
-    """A set whose stated epsilon was edited must not pass for the original."""
-    (path / "certificate.json").write_text('{"epsilon": 0.1, "unit": "query"}')
-    with pytest.raises(DataError, match="certificate.json: is not the certificate"):
-        read_manifest(path)
     (path / "certificate.json").unlink()
     with pytest.raises(DataError, match="do not release it"):
         read_manifest(path)
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("{", "manifest.json: not JSON"),
-        ("[]", "not a JSON object"),
-        ('{"version": 99}', "version is 99"),
-        ('{"version": 1}', "schema is None"),
-    ],
-)
-def test_a_broken_manifest_is_named(path, content, message):
-    (path / "manifest.json").write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_manifest(path)
-
-
-@pytest.mark.parametrize(
-    "where, value, message",
-    [
-        (("shards", 0, "count"), "9" * 500, r"shards\[0\] is "),
-        (("shards", 0, "count"), True, r"shards\[0\] is "),
-        (("shards", 0, "file"), 0, r"shards\[0\] is "),
-        (("shards", 0, "file"), [], r"shards\[0\] is "),
-        (("shards", 0, "file"), "../elsewhere", r"shards\[0\] is "),
-        (("shards", 0), None, r"shards\[0\] is None"),
-        (("files", "records/x"), 0, r"files\['records/x'\] is 0"),
-        (("count",), 10**30, "count is 1000"),
-        (("documents",), None, "documents is None"),
-        (("documents",), "4", "documents is '4'"),
-        (("documents",), -1, "documents is -1"),
-        (("empty_queries_left_out",), [], r"empty_queries_left_out is \[\]"),
-        (("empty_queries_left_out",), 10**400, "empty_queries_left_out is 1000"),
-        (("provenance", "private_reads"), True, "provenance.private_reads is True"),
-        (("provenance", "private_reads"), ["x"], "provenance.private_reads is "),
-        (("provenance", "config"), 3, "provenance.config is 3"),
-        (("provenance", "of"), {"of": None}, "provenance.of.of is None"),
-        (("provenance", "of"), {"inputs": []}, r"provenance.of.inputs is \[\]"),
-    ],
-)
-def test_a_damaged_entry_of_a_manifest_is_named(path, where, value, message):
-    manifest = json.loads((path / "manifest.json").read_text())
-    *above, last = where
-    node = manifest
-    for part in above:
-        node = node[part]
-    node[last] = value
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match=f"manifest.json: {message}"):
-        list(read_synthetic(path))
-
-
-def test_a_count_that_its_shards_do_not_have_is_named(path):
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "count": 3}))
-    with pytest.raises(DataError, match=r"manifest.json: count is 3, its shards hold"):
-        read_manifest(path)
-
-
-def test_a_missing_manifest_is_named(tmp_path):
     with pytest.raises(DataError, match="manifest.json: cannot be read"):
         read_synthetic(tmp_path)
 
@@ -233,19 +157,8 @@ def test_unsound_rows_leave_nothing_behind(tmp_path, change, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_provenance_that_is_no_json_is_refused_before_generation(tmp_path):
-    def rows():
-        pytest.fail("generation began")
-        yield
-
-    with pytest.raises(InputError, match="provenance cannot be written as JSON"):
-        write_synthetic(tmp_path / "set", rows(), {"model": object()}, None)
-    with pytest.raises(InputError, match="certificate cannot be written as JSON"):
-        write_synthetic(tmp_path / "set", rows(), {}, {"epsilon": float("inf")})
-
-
 @pytest.mark.parametrize("words", [20, 20_000])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, run_limited, words):
+def test_full_disk_leaves_nothing(tmp_path, run_limited, words):
     """TensorFlow's writer fails (long rows), or only the close does (short ones)."""
     done = run_limited(
         "from tfdpsq.data.records import SyntheticQuery, write_synthetic\n"

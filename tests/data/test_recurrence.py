@@ -25,31 +25,22 @@ def found(text, *sentences):
         # Beginnings: of the text, of a line, of a sentence.
         ("Return the value of x. Not y.", "Return the value of x."),
         ("It counts\n  Return the value of x\nNot y.", "Return the value of x"),
-        ("It counts. Return the value of x. Not y.", "Return the value of x."),
         ("Why? return the value of x!", "return the value of x!"),
-        ("get: return the value of x; set: not", "return the value of x;"),
         # Line breaks, of any kind, and other white space.
         ("Return the\n    value\tof\u00a0x.", "Return the\n    value\tof\u00a0x."),
-        ("Here\rReturn the value of x\r\nnow", "Return the value of x"),
         ("Here\u2028Return the value of x\x0cnow", "Return the value of x"),
         # Case, final stops, and marks around it.
         ("RETURN THE VALUE OF X", "RETURN THE VALUE OF X"),
-        ("It does. 'Return the value of x.' Yes", "'Return the value of x.'"),
-        ("It does. `Return the value of ``x``...`", "`Return the value of ``x``...`"),
-        ("(See y.) (Return the value of x.) End", "(Return the value of x.)"),
         (
             "\u201cReturn the value of x\u201d. End",
             "\u201cReturn the value of x\u201d.",
         ),
-        ("** Return the value of x **", "Return the value of x **"),
-        ("Return the value of x . Not y", "Return the value of x ."),
-        ("Return the value of x.\n```\nx = 1", "Return the value of x."),
         # Bullets and numbers of lists.
         ("Steps - Return the value of x.", "Return the value of x."),
         ("Steps\n 2) Return the value of x\n 3) Stop", "Return the value of x"),
     ],
 )
-def test_it_is_found_where_it_stands_as_a_sentence(text, there):
+def test_sentences_are_found(text, there):
     expected = there
     if "``x``" in there:
         assert found(text, "Return the value of ``x``.") == [expected]
@@ -61,48 +52,19 @@ def test_it_is_found_where_it_stands_as_a_sentence(text, there):
     "text",
     [
         "To return the value of x.",
-        "We return the value of x. Not y.",
         "Return the value of x now.",
-        "Return the value of x, or of y.",
         "Return the value of xs.",
-        "Return the values of x.",
         "Return the value. Of x.",
         "Return the\nbest value of x.",
-        "",
         " \n ",
-        ". . .",
     ],
 )
-def test_it_is_not_found_inside_a_longer_sentence_nor_changed(text):
+def test_parts_of_longer_sentences_are_not_found(text):
     assert found(text) == []
     assert Sentences([QUERY]).without(text) == text
 
 
-def test_the_longest_of_several_is_found_and_none_overlap():
-    nested = ["Do it.", "Do it. Then stop", "then stop", "stop: now"]
-    assert found("Do it. Then stop. Then stop.", *nested) == [
-        "Do it. Then stop.",
-        "Then stop.",
-    ]
-    # Here the longest is not all there.
-    assert found("Do it. Then, stop: now", *nested) == ["Do it."]
-    # One word, beside others that begin with it.
-    assert found("Stop. Stop: now. Stop it.", "stop", *nested) == [
-        "Stop.",
-        "Stop: now.",
-    ]
-
-
-def test_sentences_of_the_same_words_are_one_and_nothing_is_none():
-    same = Sentences(["A b.", "a  B", "'a\nb'", "a b ."])
-    assert len(same) == 1
-    assert same.spans("a b") == [(0, 3)]
-    empty = Sentences(["", "...", "--- !"])
-    assert len(empty) == 0
-    assert empty.spans("... --- !\n\n...") == []
-
-
-def test_what_comes_together_when_one_is_taken_out_goes_too():
+def test_sentences_joined_by_a_removal_are_removed_too():
     sentences = Sentences(["x y", "a b c."])
     assert sentences.without("K. A\nx y\nb c. D.").split() == ["K.", "D."]
 
@@ -135,9 +97,9 @@ _TEXTS = joined(_WORDS, [" ", " ", "  ", "\n", "\n\n", "\t"])
 _QUERIES = st.lists(joined(_WORDS, [" ", " ", "\n"]), min_size=1, max_size=4)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(_TEXTS, _QUERIES)
-def test_no_sentence_is_left_by_a_naive_checker_and_twice_is_as_once(text, queries):
+def test_naive_checker_finds_nothing_left(text, queries):
     sentences = Sentences(queries)
     left = sentences.without(text)
     unwanted = {plain(query) for query in queries if re.search(r"\w", plain(query))}
@@ -153,7 +115,7 @@ def test_no_sentence_is_left_by_a_naive_checker_and_twice_is_as_once(text, queri
         assert plain(text[start:end]) in {plain(query) for query in queries}
 
 
-def test_a_file_that_holds_one_is_refused_by_file_line_and_query(tmp_path):
+def test_files_with_a_query_are_refused_by_line(tmp_path):
     path = tmp_path / "public.jsonl"
     records = [
         {"_id": "a", "text": "We return the value of x."},

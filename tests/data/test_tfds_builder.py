@@ -1,7 +1,5 @@
 """tfds.load reads any BEIR directory and keeps every query."""
 
-import pickle
-
 import pytest
 import tensorflow_datasets as tfds
 
@@ -56,14 +54,6 @@ def test_changed_files_are_prepared_anew(source, tmp_path):
     queries = source.path / "corpus.jsonl"
     queries.write_text(queries.read_text().replace("two", "2"))
     assert load(source, tmp_path / "tfds", "test")[0]["document"] == b"2"
-
-
-def test_builders_travel_to_other_processes(source, tmp_path):
-    builder = tfds.builder(
-        "beir_directory", data_dir=tmp_path / "tfds", path=source.path
-    )
-    copy = pickle.loads(pickle.dumps(builder))
-    assert copy.data_dir == builder.data_dir
 
 
 def test_errors_say_what_to_give(source, tmp_path):

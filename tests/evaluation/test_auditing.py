@@ -99,7 +99,7 @@ def _proved_term(canaries, guesses, correct, epsilon, delta):
 
 
 @pytest.mark.parametrize("delta", ["0", "1/1000", "1/150"])
-def test_p_value_is_the_theorems_sum(delta):
+def test_p_value_equals_the_theorems_sum(delta):
     # e^ε = 3, so p = 3/4, and every term is a rational number.
     p, delta, canaries, guesses = (
         fractions.Fraction(3, 4),
@@ -135,11 +135,11 @@ def test_p_value_is_the_theorems_sum(delta):
         ((100_000, 1510, 1439, 1e-5), 2.675),
     ],
 )
-def test_bounds_are_the_papers(numbers, printed):
+def test_bounds_equal_the_papers(numbers, printed):
     assert 0 <= _bound(*numbers) - printed + 5e-5 < 1e-3
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
 @pytest.mark.parametrize(("canaries", "guesses"), [(2, 2), (25, 25), (90, 30)])
 def test_no_private_mechanism_beats_the_p_value(canaries, guesses, epsilon):
     for delta in (1e-3, 1e-2):
@@ -147,7 +147,7 @@ def test_no_private_mechanism_beats_the_p_value(canaries, guesses, epsilon):
             _check_worst(canaries, guesses, correct, epsilon, delta)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_no_private_mechanism_beats_the_p_value_far_out(epsilon):
     law = scipy.stats.binom(400, scipy.stats.logistic.cdf(epsilon))
     needed = 0
@@ -180,8 +180,8 @@ def test_without_delta_randomized_response_attains_the_p_value(epsilon):
             )
 
 
-@pytest.mark.parametrize("guesses", [100, 3000, 40_000])
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("guesses", [100, 40_000])
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 8.0])
 def test_p_value_is_above_a_bound_proved_for_any_size(guesses, epsilon):
     canaries, delta = 2 * guesses, 1e-3 / guesses
     law = scipy.stats.binom(guesses, scipy.stats.logistic.cdf(epsilon))
@@ -198,7 +198,7 @@ def test_p_value_is_above_a_bound_proved_for_any_size(guesses, epsilon):
     assert compared >= 2 or guesses * math.exp(-epsilon) < 5
 
 
-def test_the_theorem_falls_short_only_where_it_is_not_used():
+def test_theorem_fails_only_where_it_is_not_used():
     """Two canaries at (3, δ): a mechanism that beats the printed right-hand side.
 
     With x0, x1, x2 the chances of an output with 0, 1, 2 right guesses under
@@ -224,7 +224,7 @@ def test_the_theorem_falls_short_only_where_it_is_not_used():
     assert one_run_p_value(2, 2, 1, epsilon, delta) == 1
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3, 5e-3])
+@pytest.mark.parametrize("delta", [0.0, 5e-3])
 def test_p_value_grows_with_epsilon(delta):
     # 2mδ is 10 at the largest δ: there the terms below i = 10 are the delicate ones.
     for guesses, correct in ((1000, 620), (1000, 1000), (200, 197), (1000, 500)):
@@ -278,9 +278,9 @@ def test_coverage_is_what_the_confidence_says():
     assert np.mean(bounds) == pytest.approx(0.80, abs=0.03)
 
 
-def test_choosing_the_guesses_afterwards_needs_the_correction():
+def test_choosing_guesses_afterwards_needs_a_correction():
     """The best of five bounds fails too often, unless the five were declared."""
-    epsilon, repeats = 1.0, 600
+    epsilon, repeats = 1.0, 300
     pairs = [(k, k) for k in (5, 12, 28, 65, 150)]
     random = np.random.default_rng(2)
     best, declared = [], []
@@ -304,7 +304,7 @@ def _gaussian(random, canaries, mu):
     return included + random.normal(0, 1 / mu, canaries), included
 
 
-def test_gaussian_mechanism_is_bounded_from_below_and_half_its_noise_is_found():
+def test_gaussian_bound_is_below_epsilon_and_above_it_at_half_the_noise():
     mu, delta, canaries = 0.5, 1e-6, 50_000
     epsilon = gaussian_dp_epsilon(mu, delta)
     random = np.random.default_rng(3)
@@ -327,7 +327,7 @@ def test_gaussian_mechanism_is_bounded_from_below_and_half_its_noise_is_found():
     assert (halved <= gaussian_dp_epsilon(2 * mu, delta)).all()
 
 
-def test_ties_say_nothing_wherever_the_included_stand():
+def test_ties_give_no_bound():
     included = np.arange(1000) >= 500
     for order in (included, ~included):
         assert audit_one_run(np.zeros(1000), order, 0.0, [(300, 300)]).epsilon < 0.3
@@ -335,7 +335,7 @@ def test_ties_say_nothing_wherever_the_included_stand():
         assert audit_one_run(alternating * 1.0, order, 0.0, [(300, 300)]).epsilon == 0
 
 
-def test_right_guesses_are_those_at_the_ends():
+def test_guesses_are_the_extreme_scores():
     scores = np.array([5.0, -1.0, 3.0, -7.0, 0.0, 2.0])
     included = np.array([True, True, False, False, False, True])
     # In for 5, 3, 2 (right, wrong, right), out for -7, -1 (right, wrong).
@@ -343,43 +343,13 @@ def test_right_guesses_are_those_at_the_ends():
     assert audit_one_run(scores, included, 0.0, [(0, 1)]).correct == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"scores": [[1.0]]}, r"scores has shape \(1, 1\)"),
-        ({"scores": [0.0] * 99 + [math.nan]}, r"scores\[99\] is nan"),
-        ({"included": np.ones(100)}, "included is float64 of shape"),
-        ({"included": np.ones(99, bool)}, "one for each of the 100 scores"),
-        ({"included": np.ones(100, bool)}, "100 of 100 canaries are included"),
-        ({"guesses": []}, "declare at least one"),
-        ({"guesses": [(60, 41)]}, r"guesses holds \(60, 41\)"),
-        ({"guesses": [(0, 0)]}, r"guesses holds \(0, 0\)"),
-        ({"guesses": [(-1, 5)]}, "must not be negative"),
-        ({"delta": 1.0}, "delta is 1.0"),
-        ({"confidence": 0.5}, "confidence is 0.5"),
-    ],
-)
-def test_bad_audits_are_refused(changes, message):
-    arguments = {
-        "scores": np.arange(100.0),
-        "included": np.arange(100) % 2 == 0,
-        "delta": 1e-3,
-        "guesses": [(10, 10)],
-    }
-    with pytest.raises(InputError, match=message):
-        audit_one_run(**{**arguments, **changes})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 1, 1, 1.0, 0.0), "canaries is 0"),
-        ((10, 11, 1, 1.0, 0.0), "correct is 1, guesses 11, canaries 10"),
-        ((10, 5, 6, 1.0, 0.0), "must not decrease"),
-        ((10, 5, 5, -1.0, 0.0), "epsilon is -1.0"),
-        ((10, 5, 5, 1.0, -0.1), "delta is -0.1"),
-    ],
-)
-def test_bad_p_values_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        one_run_p_value(*arguments)
+def test_bad_audits_are_refused():
+    scores, included = np.arange(100.0), np.arange(100) % 2 == 0
+    with pytest.raises(InputError, match=r"scores\[99\] is nan"):
+        audit_one_run(np.append(scores[1:], math.nan), included, 1e-3, [(10, 10)])
+    with pytest.raises(InputError, match="100 of 100 canaries are included"):
+        audit_one_run(scores, np.ones(100, bool), 1e-3, [(10, 10)])
+    with pytest.raises(InputError, match=r"guesses holds \(60, 41\)"):
+        audit_one_run(scores, included, 1e-3, [(60, 41)])
+    with pytest.raises(InputError, match="must not decrease"):
+        one_run_p_value(10, 5, 6, 1.0, 0.0)

@@ -1,8 +1,6 @@
 """Sign flips against brute force, scipy and the null; Holm against worked steps."""
 
 import itertools
-import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from tfdpsq.evaluation import (
     macro_interval,
     paired_randomization,
 )
-from tfdpsq.evaluation.ranking.comparisons import Comparison, Randomization
+from tfdpsq.evaluation.ranking.comparisons import Comparison
 from tfdpsq.validation import InputError
 
 
@@ -33,19 +31,8 @@ def _brute_force(a, b):
     return as_far / len(assignments)
 
 
-def _systematic(a, b):
-    """What scipy makes of the same, by all permutations within pairs."""
-    return stats.permutation_test(
-        (a, b),
-        lambda x, y, axis: np.mean(x - y, axis=axis),
-        permutation_type="samples",
-        n_resamples=np.inf,
-        vectorized=True,
-    ).pvalue
-
-
 @given(st.lists(st.tuples(*[st.integers(-3, 3)] * 2), min_size=1, max_size=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_few_queries_equal_brute_force(pairs):
     # Small integers: many ties between sums, many differences of 0.
     a, b = zip(*pairs)
@@ -54,13 +41,7 @@ def test_few_queries_equal_brute_force(pairs):
     assert got.difference == pytest.approx(np.mean(a) - np.mean(b))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_few_queries_equal_scipy(seed):
-    a, b = np.random.default_rng(seed).random((2, 11))
-    assert paired_randomization(a, b).p_value == pytest.approx(_systematic(a, b))
-
-
-def test_sums_that_are_equal_but_for_rounding_count_as_equal():
+def test_sums_equal_up_to_rounding_are_ties():
     # In tenths many sums are equal, but 0.1 + 0.2 is not 0.3 in floating point: what
     # whole numbers say is what must come out.
     draw = np.random.default_rng(0)
@@ -71,7 +52,7 @@ def test_sums_that_are_equal_but_for_rounding_count_as_equal():
     assert paired_randomization(many / 10, np.zeros(24), 500).p_value == 1
 
 
-def test_many_queries_come_close_to_the_exact_value():
+def test_sampled_p_value_is_close_to_the_exact_one():
     a, b = np.random.default_rng(3).random((2, 20))
     exact = paired_randomization(a, b)
     # The 21st difference is too small to matter, and makes the signs random.
@@ -79,24 +60,6 @@ def test_many_queries_come_close_to_the_exact_value():
     assert exact.exact and not sampled.exact and 0.1 < exact.p_value < 0.9
     # Its deviation is sqrt(p (1 - p) / 40,000), at most 0.0025.
     assert abs(sampled.p_value - exact.p_value) < 0.01
-
-
-def test_a_difference_beyond_all_draws_has_the_least_p_value():
-    a = np.linspace(0.1, 1, 50)
-    assert paired_randomization(a, 0 * a, resamples=999).p_value == 1 / 1000
-    # 2 of 2^20 assignments: all signs as they are, and all turned.
-    assert paired_randomization(a[:20], 0 * a[:20]).p_value == 2 / 2**20
-
-
-def test_equal_systems_and_zeros():
-    values = np.random.default_rng(0).random(40)
-    same = paired_randomization(values, values.copy())
-    assert same == Randomization(0.0, 1.0, True)
-    # Queries on which both are equal take no part, but in the mean.
-    few = paired_randomization([0.5, 0.25], [0, 0.5])
-    padded = paired_randomization([0.5, 0.25, *values], [0, 0.5, *values])
-    assert padded.exact and padded.p_value == few.p_value
-    assert padded.difference == pytest.approx(few.difference * 2 / 42)
 
 
 def _p_values(test, trials=2000, queries=25):
@@ -125,7 +88,7 @@ def test_p_values_are_uniform_where_systems_are_exchangeable():
     assert _chi_square(ours) > 0.01
 
 
-def test_the_test_of_uniformity_rejects_wrong_tests():
+def test_uniformity_check_rejects_wrong_tests():
     def counted_without_the_observed(a, b, seed):
         ours = paired_randomization(a, b, 19, seed).p_value
         return (ours * 20 - 1) / 19
@@ -147,14 +110,6 @@ def test_the_test_of_uniformity_rejects_wrong_tests():
         assert _chi_square(_p_values(wrong, trials=800)) < 1e-6, wrong.__name__
 
 
-def test_swapping_the_systems_turns_the_difference_alone():
-    a, b = np.random.default_rng(1).random((2, 60))
-    there, back = paired_randomization(a, b, seed=4), paired_randomization(b, a, seed=4)
-    assert there.difference == -back.difference and there.p_value == back.p_value
-    assert there != paired_randomization(a, b, seed=5)
-    assert paired_randomization(3 * a, 3 * b, seed=4).p_value == there.p_value
-
-
 def test_holm_equals_hand_worked_steps():
     # Ascending .01 .02 .03 .04 times 4 3 2 1: .04 .06 .06 .04; the last is raised to
     # the one before it.
@@ -167,18 +122,7 @@ def test_holm_equals_hand_worked_steps():
     assert holm([0.3]) == [0.3] and len(holm([])) == 0
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.randoms())
-def test_holm_keeps_order_and_lies_between_none_and_bonferroni(p_values, random):
-    p = np.array(p_values)
-    adjusted = holm(p)
-    assert np.all(adjusted >= p) and np.all(adjusted <= np.minimum(1, p * len(p)))
-    assert np.all(np.diff(adjusted[np.argsort(p)]) >= 0)
-    order = list(range(len(p)))
-    random.shuffle(order)
-    np.testing.assert_array_equal(holm(p[order]), adjusted[order])
-
-
-def test_holm_keeps_the_chance_of_any_false_rejection():
+def test_holm_controls_false_rejections():
     # 10 true hypotheses of independent uniform p values: at 5 % the chance is 1 -
     # 0.995^10 = 0.0489, deviation 0.0034 at 4,000 trials; uncorrected it is 0.40.
     p = np.random.default_rng(0).random((4000, 10))
@@ -224,27 +168,11 @@ def test_bad_values_and_settings_are_refused():
         paired_randomization([1.0], [2.0], resamples=0)
     with pytest.raises(InputError, match=r"b\[1\] is nan"):
         paired_randomization([1, 2], [1, np.nan])
-    with pytest.raises(InputError, match=r"p_values\[1\] is nan"):
-        holm([0.5, np.nan])
     with pytest.raises(InputError, match=r"p_values\[0\] is 1.5"):
         holm([1.5])
-    with pytest.raises(InputError, match=r"p values have shape \(1, 1\)"):
-        holm([[0.5]])
 
 
-def test_fast_and_flat_in_memory_at_ten_systems_and_7400_queries():
-    systems = dict(enumerate(np.random.default_rng(0).random((10, 7400))))
-    start = time.perf_counter()
-    tracemalloc.start()
-    compare_systems(systems)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    # All signs at once would be 74 million, 565 MiB as numbers.
-    assert peak < 64 * 2**20
-    assert time.perf_counter() - start < 15
-
-
-def test_a_mean_of_means_resamples_within_its_groups():
+def test_macro_interval_resamples_within_groups():
     draw = np.random.default_rng(0)
     large, small = draw.normal(0, 1, 2000), draw.normal(10, 2, 50)
     got = macro_interval([large, small], resamples=4000)

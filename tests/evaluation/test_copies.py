@@ -1,6 +1,4 @@
-"""Copies of private texts: naive oracles, flat memory, and the control's meaning."""
-
-import tracemalloc
+"""Copies of private texts: naive oracles, and what the control means."""
 
 import numpy as np
 import pytest
@@ -13,11 +11,10 @@ from tfdpsq.evaluation import (
     nearest_by_cosine,
     normalized,
 )
-from tfdpsq.evaluation.text import copies
 from tfdpsq.validation import InputError
 
 
-def test_exact_copies_are_counted_after_normalisation():
+def test_exact_copies_are_counted_after_normalization():
     private = ["Sort a list", "read a ﬁle", "read a file", "merge two trees"]
     texts = ["sort  A list ", "READ A FILE", "read a file", "sort a list!", "merge"]
     found = exact_copies(texts, private)
@@ -31,7 +28,7 @@ def _vectors(n, d=6, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
 
 
-@pytest.mark.parametrize("block", [1, 3, 7, 1024])
+@pytest.mark.parametrize("block", [1, 7, 1024])
 def test_cosine_distances_equal_the_naive_ones(block):
     ours, theirs = _vectors(10, seed=1) * 7, _vectors(13, seed=2)
     a, b = (
@@ -44,38 +41,22 @@ def test_cosine_distances_equal_the_naive_ones(block):
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
-def test_a_vector_that_is_there_has_distance_zero_to_more_than_single_precision():
+def test_copies_have_distance_zero_in_double_precision():
     theirs = _vectors(500, 192)
     got = nearest_by_cosine(theirs[::7], theirs, 100)
     assert got.max() < 1e-12  # where 1 - cosine in float32 is right to 1e-7
     assert nearest_by_cosine(-theirs[:1], theirs[:1])[0] == pytest.approx(2)
 
 
-def test_memory_is_that_of_a_block():
-    """A whole matrix of 4,000 by 4,000 cosines would take 64 MB."""
-    ours, theirs = _vectors(4000, seed=1), _vectors(4000, seed=2)
-    tracemalloc.start()
-    nearest_by_cosine(ours, theirs, 256)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 4e6
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        (np.ones(3), np.ones([2, 3]), r"vectors has shape \(3,\)"),
-        (np.ones([2, 3]), np.ones([0, 3]), r"private has shape \(0, 3\)"),
-        (np.ones([2, 3]), np.ones([2, 4]), "width 3, private 4"),
-        (np.eye(3)[:, :2], np.ones([1, 2]), r"vectors\[2\] has norm 0.0"),
-        (np.ones([1, 2]), np.full([1, 2], np.nan), r"private\[0\] has norm nan"),
-    ],
-)
-def test_bad_vectors_are_refused(ours, theirs, message):
-    with pytest.raises(InputError, match=message):
-        nearest_by_cosine(ours, theirs)
-    with pytest.raises(InputError, match="block is 0"):
-        nearest_by_cosine(np.ones([1, 2]), np.ones([1, 2]), 0)
+def test_bad_vectors_and_texts_are_refused():
+    with pytest.raises(InputError, match="width 3, private 4"):
+        nearest_by_cosine(np.ones([2, 3]), np.ones([2, 4]))
+    with pytest.raises(InputError, match=r"vectors\[2\] has norm 0.0"):
+        nearest_by_cosine(np.eye(3)[:, :2], np.ones([1, 2]))
+    with pytest.raises(InputError, match="texts is empty"):
+        exact_copies([], ["a"])
+    with pytest.raises(InputError, match="finite numbers"):
+        closeness(np.array([np.nan]), np.array([0.1]))
 
 
 def _naive_nearest(texts, private, size):
@@ -99,9 +80,7 @@ def _sentences(n, seed):
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
-@pytest.mark.parametrize("cells", [1, 100, 1 << 23])
-def test_gram_distances_equal_the_naive_ones(size, cells, monkeypatch):
-    monkeypatch.setattr(copies, "_CELLS", cells)
+def test_gram_distances_equal_the_naive_ones(size):
     texts = _sentences(40, 1) + ["zzz", "", "?!", "a"]
     private = [*_sentences(30, 2), "?!", "tree  NODE"]
     got = GramIndex(private, size).nearest(texts)
@@ -110,33 +89,7 @@ def test_gram_distances_equal_the_naive_ones(size, cells, monkeypatch):
     assert GramIndex(private, size).nearest(["zzz"]).tolist() == [1]
 
 
-def test_one_changed_word_of_eight_is_near():
-    private = ["return the largest value of a sorted list"]
-    (got,) = GramIndex(private).nearest(["return the smallest value of a sorted list"])
-    assert 0.2 < got < 0.5
-    (far,) = GramIndex(private).nearest(["open a socket and send some bytes"])
-    assert far > 0.95
-
-
-@pytest.mark.parametrize(
-    ("texts", "private", "message"),
-    [
-        ("a", ["a"], "texts is one text"),
-        ([], ["a"], "texts is empty"),
-        (["a"], "a", "private is one text"),
-        (["a"], [], "private is empty"),
-    ],
-)
-def test_bad_texts_are_refused(texts, private, message):
-    with pytest.raises(InputError, match=message):
-        exact_copies(texts, private)
-    with pytest.raises(InputError, match=message):
-        GramIndex(private).nearest(texts)
-    with pytest.raises(InputError, match="size is 0"):
-        GramIndex(["a"], 0)
-
-
-def test_closeness_is_the_chance_of_being_closer():
+def test_closeness_equals_mann_whitney():
     random = np.random.default_rng(0)
     ours, control = random.integers(0, 9, 50) / 8, random.integers(0, 12, 70) / 8
     found = closeness(ours, control)
@@ -148,20 +101,7 @@ def test_closeness_is_the_chance_of_being_closer():
     assert found.held_out.quantiles["0.25"] == np.quantile(control, 0.25)
 
 
-def test_the_same_distances_give_one_half_and_a_ratio_of_one():
-    distances = np.random.default_rng(0).random(99)
-    found = closeness(distances, distances[::-1])
-    assert (found.closer, found.ratio) == (pytest.approx(0.5), 1)
-
-
-def test_copies_are_closer_than_the_control():
-    found = closeness(np.zeros(5), np.full(7, 0.3))
-    assert (found.closer, found.ratio) == (1, 0)
-    back = closeness(np.full(7, 0.3), np.zeros(5))
-    assert (back.closer, back.ratio) == (0, None)
-
-
-def test_the_control_tells_memory_from_likeness():
+def test_control_tells_memorization_from_likeness():
     """Held-out and fresh texts of one kind are equally near; memorised ones nearer."""
     private, held_out, fresh = (_vectors(400, 8, seed) for seed in (1, 2, 3))
     memorised = private[::2] + 0.1 * _vectors(200, 8, 4)
@@ -170,11 +110,3 @@ def test_the_control_tells_memory_from_likeness():
     assert innocent.closer == pytest.approx(0.5, abs=0.05)
     guilty = closeness(nearest_by_cosine(memorised, private), control)
     assert guilty.closer > 0.95 and guilty.ratio < 0.2
-
-
-@pytest.mark.parametrize(
-    ("ours", "control"), [([], [0.1]), ([0.1], []), ([np.nan], [0.1])]
-)
-def test_distances_that_are_none_are_refused(ours, control):
-    with pytest.raises(InputError, match="vector of finite numbers"):
-        closeness(np.array(ours), np.array(control))

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 
-from tfdpsq.evaluation import (
-    divergence_curve,
-    mauve_of_features,
-    mauve_of_histograms,
-)
+from tfdpsq.evaluation import divergence_curve, mauve_of_features, mauve_of_histograms
 from tfdpsq.validation import InputError
 
 # -- From histograms --------------------------------------------------------------
@@ -71,9 +67,17 @@ HISTOGRAMS = {
 }
 
 
-@pytest.mark.parametrize("scale", [2.0, 5.0, 20.0])
-@pytest.mark.parametrize("name", HISTOGRAMS)
-def test_the_area_is_the_integral_over_the_mixtures(name, scale):
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        *((name, 5.0) for name in HISTOGRAMS),
+        ("one-sided clusters", 2.0),
+        ("far apart", 2.0),
+        ("50 clusters", 20.0),
+        ("extreme ratios", 20.0),
+    ],
+)
+def test_area_equals_quadrature_over_the_mixtures(name, scale):
     p, q = HISTOGRAMS[name]
     got = mauve_of_histograms(p, q, scale)
     assert got == pytest.approx(_by_quadrature(p, q, scale), abs=1e-8)
@@ -81,8 +85,8 @@ def test_the_area_is_the_integral_over_the_mixtures(name, scale):
     assert got == pytest.approx(mauve_of_histograms(q, p, scale), abs=1e-12)
 
 
-@pytest.mark.parametrize("scale", [1, 2, 5, 30])
-def test_without_a_common_cluster_the_area_has_a_closed_form(scale):
+@pytest.mark.parametrize("scale", [1, 5, 30])
+def test_disjoint_histograms_have_the_closed_form(scale):
     # x = (1 - λ)^c and y = λ^c: c·B(c + 1, c) = c!² / (2c)!.
     expected = math.factorial(scale) ** 2 / math.factorial(2 * scale)
     got = mauve_of_histograms([2, 3, 0, 0, 0], [0, 0, 1, 1, 7], scale)
@@ -115,7 +119,7 @@ def _trapezoids(p, q, scale, points):
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
-def test_the_published_discretisation_is_that_of_its_definition(name):
+def test_published_discretization_follows_its_definition(name):
     p, q = HISTOGRAMS[name]
     expected, curve = _trapezoids(p, q, 5.0, 25)
     assert mauve_of_histograms(p, q, points=25) == pytest.approx(expected, abs=1e-12)
@@ -124,51 +128,12 @@ def test_the_published_discretisation_is_that_of_its_definition(name):
     assert fine == pytest.approx(mauve_of_histograms(p, q), abs=2e-6)
 
 
-def test_25_points_are_within_two_thousandths_on_histograms_of_k_means():
-    differences = []
-    for seed in range(20):
-        p, q = _drawn(seed, 100, 1000, 10 ** (seed / 10 - 0.5))
-        exact = mauve_of_histograms(p, q)
-        differences.append(mauve_of_histograms(p, q, points=25) - exact)
-    assert 1e-5 < np.abs(differences).max() < 2e-3
-
-
-def test_merging_clusters_never_lowers_it():
+def test_merging_clusters_never_lowers_mauve():
     """The data-processing inequality: both KL fall at every λ."""
     for seed in range(10):
         p, q = _drawn(seed, 20, 200, 0.5)
         merged = [h.reshape(10, 2).sum(axis=1) for h in (p, q)]
         assert mauve_of_histograms(*merged) > mauve_of_histograms(p, q)
-
-
-def test_order_and_scale_of_counts_and_empty_clusters_do_not_matter():
-    p, q = np.array([5.0, 1, 0, 2]), np.array([1.0, 1, 4, 0])
-    expected = mauve_of_histograms(p, q)
-    order = [2, 0, 3, 1]
-    for other in (
-        mauve_of_histograms(p[order], q[order]),
-        mauve_of_histograms(p / 8, q * 7),
-        mauve_of_histograms([*p, 0, 0], [*q, 0, 0]),
-    ):
-        assert other == pytest.approx(expected, abs=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("p", "q", "settings", "message"),
-    [
-        ([1, 2], [1, 2, 3], {}, r"p has shape \(2,\) and q \(3,\)"),
-        ([[1, 2]], [[1, 2]], {}, "vectors over the same clusters"),
-        ([0, 0], [1, 1], {}, "p is .*not 0 throughout"),
-        ([1, 1], [2, -1], {}, "q is .*at least 0"),
-        ([1, np.nan], [1, 1], {}, "p is .*finite"),
-        ([1, 1], [1, 1], {"scale": 0}, "scale is 0"),
-        ([1, 1], [1, 1], {"points": 1}, "points is 1; a curve has at least 2"),
-        ([1, 1], [1, 1], {"points": 2.5}, "points is 2.5"),
-    ],
-)
-def test_bad_histograms_are_refused(p, q, settings, message):
-    with pytest.raises(InputError, match=message):
-        mauve_of_histograms(p, q, **settings)
 
 
 # -- From features ----------------------------------------------------------------
@@ -234,45 +199,37 @@ def of_shifts():
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_features_give_what_a_second_implementation_does(of_shifts, shift):
+def test_features_equal_a_second_implementation(of_shifts, shift):
     got = of_shifts[shift]
     expected, components = _reference(*_gaussians(shift), True, range(5))
     assert got.mean == pytest.approx(expected, abs=0.03)
     assert got.components == components < 8
 
 
-def test_without_unit_norm_too():
+def test_features_without_unit_norm_equal_a_second_implementation():
     got = mauve_of_features(*_gaussians(2.0, m=800), unit_norm=False)
     expected, _ = _reference(*_gaussians(2.0, m=800), False, range(5))
     assert got.mean == pytest.approx(expected, abs=0.03)
     assert (got.samples, got.clusters) == ((600, 800), 60)
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.5, 0.25])
-def test_texts_that_are_too_much_alike_are_far_off(spread):
+def test_too_uniform_texts_score_low():
     """Features of a mean that is not 0, as those of models are, and less spread."""
     first, second = (part[:, :6] for part in _gaussians(0.0))
-    first, second = first + 2.5, spread * second + 2.5
+    first, second = first + 2.5, 0.25 * second + 2.5
     got = mauve_of_features(first, second).mean
     expected, _ = _reference(first, second, True, range(5))
     assert got == pytest.approx(expected, abs=0.03)
-    assert (got > 0.9) == (spread == 1) and (got < 0.2) == (spread == 0.25)
+    assert got < 0.2
 
 
-def test_alike_is_near_one_far_is_near_zero_and_further_is_less(of_shifts):
+def test_mauve_falls_with_distance(of_shifts):
     means = [of_shifts[shift].mean for shift in SHIFTS]
     assert means == sorted(means, reverse=True) and len(set(means)) == len(means)
     assert means[0] > 0.94
     assert mauve_of_features(*_gaussians(20.0)).mean < 0.01
     first, _ = _gaussians(0.0)
     assert mauve_of_features(first, first).mean == pytest.approx(1, abs=1e-12)
-
-
-def test_swapping_the_two_changes_nothing(of_shifts):
-    first, second = _gaussians(1.0)
-    swapped = mauve_of_features(second, first)
-    assert swapped.scores == pytest.approx(of_shifts[1.0].scores, abs=1e-9)
-    assert swapped.samples == (600, 600)
 
 
 def test_mean_and_deviation_are_those_of_the_seeds(of_shifts):
@@ -286,25 +243,7 @@ def test_mean_and_deviation_are_those_of_the_seeds(of_shifts):
     assert again.scores == pytest.approx(got.scores[1::-1], abs=1e-6)
 
 
-def test_settings_reach_the_computation():
-    first, second = _gaussians(1.0, 200, 200)
-    base = {"seeds": (0, 1)}
-    plain = mauve_of_features(first, second, **base)
-    assert plain.clusters == 20
-    whole = mauve_of_features(first, second, explained_variance=1, **base)
-    assert plain.components < whole.components == 8
-    few = mauve_of_features(first, second, clusters=2, **base)
-    assert few.mean > plain.mean
-    for other in ({"restarts": 1}, {"iterations": 1}, {"unit_norm": False}):
-        changed = mauve_of_features(first, second, **other, **base)
-        assert max(np.abs(np.subtract(changed.scores, plain.scores))) > 1e-3, other
-    softer = mauve_of_features(first, second, scale=1.0, **base)
-    assert softer.mean > plain.mean
-    coarse = mauve_of_features(first, second, points=3, **base)
-    assert 1e-4 < abs(coarse.mean - plain.mean) < 0.1
-
-
-def test_equal_texts_share_a_cluster(recwarn):
+def test_repeated_texts_share_a_cluster(recwarn):
     """Four different texts and twenty clusters: then the counts decide, exactly."""
     random = np.random.default_rng(0)
     different = random.normal(size=(4, 6))
@@ -321,7 +260,7 @@ def test_equal_texts_share_a_cluster(recwarn):
     assert not [w for w in recwarn if "distinct clusters" in str(w.message)]
 
 
-def test_repeated_texts_weigh_as_many_as_they_are():
+def test_repeated_texts_weigh_by_their_count():
     """0 and 1 are written a thousand times, 2.5 once: two clusters keep 0 and 1 apart.
 
     As three points of one weight, 0 and 1 would share a cluster: 0.5 against 1.125.
@@ -335,46 +274,15 @@ def test_repeated_texts_weigh_as_many_as_they_are():
     assert got.scores == pytest.approx([expected] * 5, abs=1e-12)
 
 
-def test_few_samples_are_warned_of(caplog):
-    random = np.random.default_rng(0)
-    settings = {"seeds": (0, 1), "restarts": 1, "clusters": 5}
-    enough, fewer = random.normal(size=(1000, 2)), random.normal(size=(999, 2))
-    with caplog.at_level("WARNING", logger="absl"):
-        mauve_of_features(enough, enough, **settings)
-        assert caplog.text == ""
-        mauve_of_features(enough, fewer, **settings)
-    assert "MAUVE of 1000 and 999 texts: below 1000" in caplog.text
-
-
-ROWS = np.ones([30, 3])
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "settings", "message"),
-    [
-        (np.ones(3), ROWS, {}, r"first has shape \(3,\)"),
-        (ROWS, np.ones([0, 3]), {}, r"second has shape \(0, 3\)"),
-        (ROWS, np.ones([30, 4]), {}, "first has features of width 3, second of 4"),
-        (
-            ROWS,
-            np.where(np.arange(90).reshape(30, 3) == 22, np.nan, 1),
-            {},
-            r"second\[7\] holds NaN or infinity",
-        ),
-        (ROWS * np.inf, ROWS, {}, r"first\[0\] holds NaN or infinity"),
-        (ROWS, ROWS[:9], {"clusters": 10}, "10 clusters, but 9 samples on one side"),
-        (ROWS[:1], ROWS, {}, "2 clusters, but 1 samples"),
-        (ROWS, ROWS, {"clusters": 0}, "clusters is 0"),
-        (ROWS, ROWS, {"seeds": (1,)}, r"seeds is \[1\]; give at least two"),
-        (ROWS, ROWS, {"seeds": (1, 1)}, r"seeds is \[1, 1\]"),
-        (ROWS, ROWS, {"scale": -1}, "scale is -1"),
-        (ROWS, ROWS, {"points": 1}, "points is 1"),
-        (ROWS, ROWS, {"explained_variance": 0}, "explained_variance is 0"),
-        (ROWS, ROWS, {"explained_variance": 1.1}, "explained_variance is 1.1"),
-        (ROWS, ROWS, {"restarts": 0}, "restarts is 0"),
-        (ROWS, ROWS, {"iterations": 0}, "iterations is 0"),
-    ],
-)
-def test_bad_features_are_refused(first, second, settings, message):
-    with pytest.raises(InputError, match=message):
-        mauve_of_features(first, second, **settings)
+def test_bad_histograms_and_features_are_refused():
+    with pytest.raises(InputError, match=r"p has shape \(2,\) and q \(3,\)"):
+        mauve_of_histograms([1, 2], [1, 2, 3])
+    with pytest.raises(InputError, match="p is .*not 0 throughout"):
+        mauve_of_histograms([0, 0], [1, 1])
+    rows = np.ones([30, 3])
+    with pytest.raises(InputError, match="width 3, second of 4"):
+        mauve_of_features(rows, np.ones([30, 4]))
+    with pytest.raises(InputError, match=r"second\[7\] holds NaN or infinity"):
+        mauve_of_features(rows, np.where(np.arange(30)[:, None] == 7, np.nan, rows))
+    with pytest.raises(InputError, match="10 clusters, but 9 samples on one side"):
+        mauve_of_features(rows, rows[:9], clusters=10)

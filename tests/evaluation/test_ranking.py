@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from tfdpsq.evaluation import evaluate_run, ranked, rules
+from tfdpsq.evaluation import evaluate_run, ranked
 from tfdpsq.validation import InputError
 
 METRICS = ("ndcg@10", "recall@10", "ndcg@3", "recall@1", "map", "map@10", "map@3")
@@ -67,8 +67,8 @@ def _random_case(seed):
     return qrels, run
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_equals_naive_trec_eval_on_random_runs_with_ties(seed):
+@pytest.mark.parametrize("seed", range(5))
+def test_measures_equal_trec_evals_rules_on_random_runs(seed):
     qrels, run = _random_case(seed)
     result = evaluate_run(qrels, run, METRICS)
     for metric in METRICS:
@@ -85,8 +85,8 @@ def test_equals_naive_trec_eval_on_random_runs_with_ties(seed):
     assert {"q14", "q19", "q4", "q9"} <= set(result.without_relevant)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_ranked_is_the_order_trec_eval_scores(seed):
+@pytest.mark.parametrize("seed", range(5))
+def test_ranked_order_is_trec_evals(seed):
     _, run = _random_case(seed)
     for hits in run.values():
         assert [document for document, _ in ranked(hits)] == _naive_order(hits)
@@ -136,21 +136,7 @@ def test_recall_is_uncapped():
     assert evaluate_run(qrels, run).means["recall@10"] == 0.25
 
 
-def test_capped_recall_is_recall_where_all_relevant_could_be_found():
-    # 40 relevant, 10 of them on top: 10/10 of what 10 places can hold. 3 relevant,
-    # 2 of them in the first 10: 2/3.
-    run = {"q": {f"d{n}": float(n) for n in range(40)}}
-    qrels = {"q": {f"d{n}": 1 for n in range(40)}}
-    assert evaluate_run(qrels, run, ["capped_recall@10"]).values(
-        "capped_recall@10"
-    ) == [1.0]
-    qrels = {"q": {"d39": 1, "d30": 2, "d29": 1}}
-    assert evaluate_run(qrels, run, ["capped_recall@10"]).means[
-        "capped_recall@10"
-    ] == pytest.approx(2 / 3)
-
-
-def test_the_first_relevant_document_counts_up_to_rank_k_and_no_further():
+def test_mrr_stops_at_rank_k():
     # trec_eval's recip_rank has no cut: 1/rank at any rank, 49 here included, whose
     # reciprocal's reciprocal is 49.00000000000001 in floating point.
     for rank in (1, 2, 3, 10, 11, 49, 99, 100):
@@ -172,35 +158,16 @@ def test_missing_queries_count_as_zero_and_are_reported():
     assert "counts as 0" in result.rules["missing_queries"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39, -1e39, "1", None])
-def test_a_score_that_cannot_be_ranked_is_refused(bad):
-    with pytest.raises(InputError, match=r"score of document 'd7' for query 'q1'"):
-        evaluate_run({"q1": {"d7": 1}}, {"q1": {"d7": bad}})
-
-
 @pytest.mark.parametrize(
     "qrels, run",
     [
         ({"q\0": {"d": 1}}, {"q\0": {"d": 1.0}}),
-        ({"q": {"d\0": 1}}, {"q": {"d": 1.0}}),
         ({"q": {"d": 1}}, {"q": {"d": 1.0, "\0": 2.0}}),
     ],
 )
-def test_an_id_that_would_end_the_process_is_refused(qrels, run):
+def test_ids_with_nul_are_refused(qrels, run):
     with pytest.raises(InputError, match="holds a NUL character"):
         evaluate_run(qrels, run)
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, np.int64, int])
-def test_numpy_scores_are_taken_as_the_numbers_they_are(kind):
-    run = {"q": {"a": kind(2), "b": kind(1)}}
-    assert evaluate_run({"q": {"a": 1}}, run).means["ndcg@10"] == 1.0
-
-
-def test_largest_float32_is_still_a_score():
-    largest = float(np.finfo(np.float32).max)
-    result = evaluate_run({"q": {"a": 1}}, {"q": {"a": largest, "b": 1.0}})
-    assert result.means["ndcg@10"] == 1.0
 
 
 def test_self_matches_are_kept_or_removed_as_told():
@@ -213,43 +180,30 @@ def test_self_matches_are_kept_or_removed_as_told():
     assert "removed" in removed.rules["self_matches"]
 
 
-@pytest.mark.parametrize(
-    "metric", ["ndcg", "ndcg@0", "mrr", "P@10", "ndcg@-1", "ndcg@x", "map@0", "map@"]
-)
-def test_unknown_metrics_name_the_known_ones(metric):
-    known = r"'ndcg@k', 'recall@k', 'map@k', 'capped_recall@k', 'mrr@k' .* or 'map'"
-    with pytest.raises(InputError, match=known):
-        evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, [metric])
-
-
-def test_run_of_other_queries_is_refused():
-    with pytest.raises(InputError, match="share no query id"):
-        evaluate_run({"q": {"d": 1}}, {"p": {"d": 1.0}})
-
-
 @pytest.mark.parametrize("run", [{}, {"q": {}}])
-def test_a_system_that_finds_nothing_has_zero_everywhere(run):
+def test_empty_run_scores_zero(run):
     """BM25 for queries of another language than the documents."""
     found = evaluate_run({"q": {"d": 1}, "p": {"d": 1}}, run, ["ndcg@10", "map"])
     assert found.means == {"ndcg@10": 0.0, "map": 0.0}
     assert found.missing == ("p", "q")
 
 
-@pytest.mark.parametrize("relevance", [1.0, True, "1"])
-def test_relevance_is_an_integer(relevance):
-    with pytest.raises(InputError, match="relevance of document 'd' for query 'q'"):
-        evaluate_run({"q": {"d": relevance}}, {"q": {"d": 1.0}})
+def test_bad_scores_metrics_and_relevances_are_refused():
+    for score in (math.nan, -math.inf, 1e39, "1"):
+        with pytest.raises(InputError, match="score of document 'd7' for query 'q1'"):
+            evaluate_run({"q1": {"d7": 1}}, {"q1": {"d7": score}})
+    for metric in ("ndcg", "ndcg@0", "P@10", "ndcg@x"):
+        with pytest.raises(InputError, match="'recall@k'"):
+            evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, [metric])
+    with pytest.raises(InputError, match="share no query id"):
+        evaluate_run({"q": {"d": 1}}, {"p": {"d": 1.0}})
+    for relevance in (1.0, "1"):
+        with pytest.raises(InputError, match="relevance of document 'd' for query"):
+            evaluate_run({"q": {"d": relevance}}, {"q": {"d": 1.0}})
 
 
-def test_rules_name_the_evaluator_with_its_version_and_every_metric():
-    stated = rules()
-    assert stated["evaluator"].startswith("pytrec-eval-terrier 0.")
-    for name in ("gain", "recall", "capped_recall", "map", "mrr"):
-        assert stated[name]
-
-
-@pytest.mark.parametrize("relevance", [10**6 + 1, 2**32 + 1, 2**62, 10**30])
-def test_a_relevance_that_trec_eval_cannot_count_is_refused(relevance):
+@pytest.mark.parametrize("relevance", [10**6 + 1, 2**62])
+def test_huge_relevance_is_refused(relevance):
     """It took gigabytes, was scored 0 from 2^32 on, or ended the process (2^62)."""
     run = {"q": {"d": 2.0, "e": 1.0}}
     with pytest.raises(InputError, match="'d' for query 'q' .* at most 1,000,000"):

@@ -16,7 +16,7 @@ def _audits(draw, repeats, delta, **options):
     return [audit_two_hypotheses(*draw(), delta, **options) for _ in range(repeats)]
 
 
-def test_bounds_are_those_of_a_naive_count():
+def test_bounds_equal_a_naive_count():
     random = np.random.default_rng(0)
     present, absent = random.normal(1.0, 1, 301), random.normal(0, 1, 400)
     got = audit_two_hypotheses(present, absent, 1e-3, confidence=0.9)
@@ -91,7 +91,7 @@ def test_gaussian_mu_is_bounded_nearly_at_its_value():
     assert true < halved.gaussian_epsilon < gaussian_dp_epsilon(2 * mu, delta)
 
 
-def test_a_threshold_must_not_be_judged_by_the_runs_that_chose_it():
+def test_thresholds_need_held_out_runs():
     """With the same runs twice, as if none were held out, nothing becomes something."""
     random = np.random.default_rng(3)
 
@@ -108,7 +108,7 @@ def test_a_threshold_must_not_be_judged_by_the_runs_that_chose_it():
     assert share_above_zero(twice) > 0.4 + 4 * math.sqrt(0.4 * 0.6 / 300)
 
 
-def test_many_thresholds_do_not_lead_far_out():
+def test_many_thresholds_cost_little():
     """A threshold that a few lucky runs make look best would waste the others."""
     random = np.random.default_rng(5)
 
@@ -116,12 +116,12 @@ def test_many_thresholds_do_not_lead_far_out():
         return random.normal(0.5, 1, 20_000), random.normal(0, 1, 20_000)
 
     # Counted 10,000 a side at rates near 0.40: 2·1.96·0.0049/φ(0.25) = 0.05 lost.
-    bounds = [each.mu for each in _audits(draw, 30, 1e-5)]
+    bounds = [each.mu for each in _audits(draw, 12, 1e-5)]
     assert np.mean(bounds) == pytest.approx(0.45, abs=0.01)
     assert min(bounds) > 0.40
 
 
-def test_delta_pays_for_what_is_revealed_by_chance():
+def test_delta_pays_for_chance_revelations():
     """Who tells all in a tenth of the runs and nothing else is (0, 0.1)-DP."""
     random = np.random.default_rng(4)
 
@@ -136,9 +136,9 @@ def test_delta_pays_for_what_is_revealed_by_chance():
     assert np.mean(bounds) == pytest.approx(3.86, abs=0.06)
 
 
-@pytest.mark.parametrize("mu", [0.05, 0.7, 3.0, 12.0])
-@pytest.mark.parametrize("delta", [0.01, 1e-6, 1e-12])
-def test_gaussian_epsilon_is_dp_accountings(mu, delta):
+@pytest.mark.parametrize("mu", [0.05, 0.7, 12.0])
+@pytest.mark.parametrize("delta", [0.01, 1e-12])
+def test_gaussian_epsilon_equals_dp_accounting(mu, delta):
     epsilon = gaussian_dp_epsilon(mu, delta)
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(1 / mu)
     if epsilon == 0:
@@ -152,30 +152,10 @@ def test_gaussian_epsilon_at_the_ends():
     assert gaussian_dp_epsilon(1.0, 0.0) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"with_target": [1.0, 2.0, 3.0]}, "with_target has 3 runs"),
-        ({"without_target": []}, r"without_target has shape \(0,\)"),
-        ({"without_target": [0.0] * 7 + [math.inf]}, r"without_target\[7\] is inf"),
-        ({"delta": -1e-9}, "delta is -1e-09"),
-        ({"confidence": 1.0}, "confidence is 1.0"),
-    ],
-)
-def test_bad_audits_are_refused(changes, message):
-    arguments = {
-        "with_target": np.arange(8.0),
-        "without_target": np.arange(8.0),
-        "delta": 1e-3,
-    }
-    with pytest.raises(InputError, match=message):
-        audit_two_hypotheses(**{**arguments, **changes})
-
-
-def test_bad_gaussians_are_refused():
-    with pytest.raises(InputError, match="mu is -1"):
-        gaussian_dp_epsilon(-1.0, 1e-5)
-    with pytest.raises(InputError, match="mu is inf"):
-        gaussian_dp_epsilon(math.inf, 1e-5)
-    with pytest.raises(InputError, match="delta is 1"):
-        gaussian_dp_epsilon(1.0, 1.0)
+def test_bad_audits_are_refused():
+    with pytest.raises(InputError, match="with_target has 3 runs"):
+        audit_two_hypotheses([1.0, 2.0, 3.0], np.arange(8.0), 1e-3)
+    with pytest.raises(InputError, match=r"without_target\[7\] is inf"):
+        audit_two_hypotheses(np.arange(8.0), [0.0] * 7 + [math.inf], 1e-3)
+    with pytest.raises(InputError, match="delta is -1e-09"):
+        audit_two_hypotheses(np.arange(8.0), np.arange(8.0), -1e-9)

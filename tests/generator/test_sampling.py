@@ -56,7 +56,7 @@ def test_samples_follow_the_enumerated_law(temperature, top_k, top_p):
         assert test.pvalue < 1e-6
 
 
-def test_a_nucleus_that_ends_amid_equal_tokens_holds_the_lowest_ids():
+def test_nucleus_breaks_ties_by_the_lowest_id():
     """3000 equal tokens: the nucleus of 0.8 is the 2400 of lowest id."""
     logits = np.zeros((4000, 3000), "float32")
     logits[0, 7] = 20.0  # a peaked row beside them must not be disturbed
@@ -72,7 +72,7 @@ def _draws(logits, config):
     return sample(tf.constant(logits), tf.constant(uniforms), config).numpy()
 
 
-def test_a_narrow_nucleus_of_many_tokens_follows_its_law():
+def test_narrow_nucleus_of_many_tokens_follows_its_law():
     """V = 300, three blocks, p = 0.1: most first draws lie outside and are repeated."""
     draws = 30_000
     # Rounded, so that there are ties, across blocks and within.
@@ -86,7 +86,7 @@ def test_a_narrow_nucleus_of_many_tokens_follows_its_law():
     assert scipy.stats.chisquare(counts[kept], law[kept] * draws).pvalue > 1e-4
 
 
-def test_forbidden_tokens_are_never_drawn_at_either_end_of_the_numbers():
+def test_forbidden_tokens_are_never_drawn():
     logits = np.full((2, 260), -np.inf, "float32")
     logits[:, [3, 130, 258]] = [0.0, 1.0, 0.5]
     ends = tf.constant([0.0, np.nextafter(np.float32(1), np.float32(0))])
@@ -98,7 +98,7 @@ def test_forbidden_tokens_are_never_drawn_at_either_end_of_the_numbers():
         assert set(sample(tf.constant(logits), ends, config).numpy()) <= {3, 130, 258}
 
 
-def test_logits_that_are_no_numbers_do_not_run_forever():
+def test_nan_logits_do_not_loop_forever():
     tokens = sample(
         tf.fill([2, 300], np.nan), tf.constant([0.1, 0.9]), SamplingConfig()
     )
@@ -109,10 +109,8 @@ def test_logits_that_are_no_numbers_do_not_run_forever():
     "bad, message",
     [
         (dict(top_p=0.0), "top_p is 0.0"),
-        (dict(top_p=1.5), "top_p is 1.5"),
         (dict(top_k=0), "top_k is 0"),
         (dict(temperature=-1.0), "temperature is -1.0"),
-        (dict(temperature=1e-9), "temperature is 1e-09"),
     ],
 )
 def test_settings_out_of_range_are_refused(bad, message):

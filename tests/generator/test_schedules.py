@@ -5,7 +5,7 @@ import numpy as np
 from tfdpsq.generator.schedules import WarmupCosine
 
 
-def test_it_rises_in_a_line_and_falls_by_a_cosine():
+def test_rate_rises_linearly_and_falls_by_a_cosine():
     schedule = WarmupCosine(peak=0.02, warmup=10, steps=110)
     rates = np.array([float(schedule(step)) for step in range(130)])
     np.testing.assert_allclose(rates[:9], 0.02 * np.arange(1, 10) / 10, rtol=1e-5)

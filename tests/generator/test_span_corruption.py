@@ -61,8 +61,8 @@ def cut_out(example):
     return [len(span) for span in spans_of(example[2], example[3]).values()]
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 7, 20, 63, 64, 200])
-@pytest.mark.parametrize("target_length", [3, 4, 6, 64])
+@pytest.mark.parametrize("length", [0, 1, 4, 63, 200])
+@pytest.mark.parametrize("target_length", [3, 6, 64])
 def test_putting_the_spans_back_gives_the_text(length, target_length):
     ids = text_of(length)
     for seed in range(20):
@@ -80,32 +80,7 @@ def test_putting_the_spans_back_gives_the_text(length, target_length):
         assert [t for t in source.tolist() if is_sentinel(t)] == sentinels
 
 
-def test_the_shortest_texts():
-    assert [part.tolist() for part in map(np.asarray, corrupted([]))] == [
-        [EOS] + [0] * 63,
-        1,
-        [EOS] + [0] * 63,
-        1,
-    ]
-    # One token alone stays: a text of sentinels would tell nothing.
-    assert corrupted([7])[0][:2].tolist() == [7, EOS] and corrupted([7])[3] == 1
-    source, _, target, _ = corrupted([7, 8])
-    assert source[:3].tolist() == [7, FIRST, EOS]
-    assert target[:3].tolist() == [FIRST, 8, EOS]
-    assert cut_out(corrupted([7, 8, 9])) == [1]
-
-
-def test_what_lies_beyond_the_length_and_the_last_eos_are_no_text():
-    ids = np.array([5, 6, 7, 8, EOS, 9, 9], np.int32)
-    random = np.random.default_rng(0)
-    assert put_back(corrupt_spans(ids, 5, 64, 64, FIRST, random)) == [5, 6, 7, 8]
-    ids[4] = 2
-    assert put_back(corrupt_spans(ids, 4, 64, 64, FIRST, random, eos_id=1)) == [
-        *(5, 6, 7, 8)
-    ]
-
-
-def test_density_and_mean_span_are_those_asked_for():
+def test_density_and_mean_span_are_as_asked():
     # Tokens dropped of 200: 30 in 10 spans, whatever is drawn; and no two spans touch.
     for seed in range(200):
         source = corrupted(text_of(200), seed, input_length=256)[0].tolist()
@@ -152,37 +127,6 @@ def test_spans_are_drawn_uniformly():
     assert firsts.sum() == firsts[1:8].sum() and chi < 27.9
 
 
-def test_each_place_is_cut_out_about_as_often_as_another():
-    """But for the edges: a token is kept before each span, and one at the end."""
-    hits = np.zeros([40])
-    for seed in range(3000):
-        example = corrupted(np.arange(3, 43), seed)
-        for span in spans_of(example[2], example[3]).values():
-            hits[np.array(span) - 3] += 1
-    # 6 of 40 tokens a draw, never the first: 450 of 3000 on average.
-    assert hits[0] == 0
-    inner = hits[3:-3] / 3000
-    assert 0.12 < inner.min() and inner.max() < 0.20
-
-
-@pytest.mark.parametrize("density", [0.001, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("length", [2, 3, 10, 60])
-def test_any_density_drops_something_and_not_all(density, length):
-    """0.999 of ten tokens once were one token, 0.9 of them all ten but one."""
-    example = corrupted(text_of(length), density=density)
-    assert put_back(example) == text_of(length).tolist()
-    expected = min(max(1, round(density * length)), length - 1)
-    assert sum(cut_out(example)) == expected
-
-
-def test_there_are_never_more_spans_than_sentinels():
-    example = corrupted(
-        text_of(500), 0, 512, 512, density=0.5, mean_span=1.0
-    )  # 250 spans, were there sentinels
-    assert put_back(example) == text_of(500).tolist()
-    assert (len(cut_out(example)), sum(cut_out(example))) == (SENTINELS, 250)
-
-
 def test_spans_without_room_in_the_target_stay_in_the_text():
     ids = text_of(60)  # 9 tokens in 3 spans: 9 + 3 + EOS = 13 in all
     for seed in range(100):
@@ -197,7 +141,7 @@ def test_spans_without_room_in_the_target_stay_in_the_text():
         assert put_back(short) == ids.tolist()
 
 
-def test_the_generator_decides_everything():
+def test_spans_are_reproducible_from_the_generator():
     ids = text_of(60)
     one, same, other = (corrupted(ids, seed) for seed in (5, 5, 6))
     for index in (0, 2):
@@ -213,12 +157,9 @@ def test_the_generator_decides_everything():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"density": 0}, r"density is 0; it must lie in \(0, 1\)"),
-        ({"density": 1.0}, r"density is 1.0; it must lie in \(0, 1\)"),
-        ({"density": float("nan")}, "density is nan"),
-        ({"mean_span": 0.5}, r"mean_span is 0.5; it must lie in \[1, inf\]"),
-        ({"input_length": 2}, "input_length is 2; it must be at least 3"),
-        ({"target_length": 2}, "target_length is 2; it must be at least 3"),
+        ({"density": 0}, "density is 0"),
+        ({"mean_span": 0.5}, "mean_span is 0.5"),
+        ({"target_length": 2}, "target_length is 2"),
     ],
 )
 def test_bad_settings_are_refused(options, message):

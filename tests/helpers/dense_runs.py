@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from helpers import plans
-from tfdpsq.privacy import make_optimizer, train
+from tfdpsq.privacy import independence, make_optimizer, replay, train
 
 
 def batch_of_rows(rows=4):
@@ -58,3 +58,15 @@ def skipped_where_the_mean_is_high(model):
         return tf.where(tf.reduce_mean(found) > 1e4, 0.0, found)
 
     return losses
+
+
+def check_independence(losses, batch, layers=()):
+    """Raises ValueError if losses of rows depend on other rows."""
+    run = independence.run_of(losses, layers)
+    independence.check_independence(run, batch, layers, rows_per_unit=1)
+
+
+def check_nothing_kept(losses, batch, layers):
+    """Raises ValueError if a forward pass changes a state."""
+    traced = replay.traced(losses, batch, layers)
+    independence.require_nothing_kept(traced.nodes)

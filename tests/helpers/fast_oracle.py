@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdpsq.layers import with_lora
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.fast import gradient_norms
 
 keras = tf.keras
 layers = tf.keras.layers
@@ -322,39 +321,25 @@ def naive(twin, x):
 
 def single(x):
     """Inputs for the float32 model; ids stay what they are."""
-    return x if x.dtype == np.int64 else x.astype("float32")
+    return x.astype("float32") if x.dtype.kind == "f" else x
 
 
-def run(model, x, variables=None, clip_norm=1e30, mode="graph", **options):
-    """The engine's answer: eagerly, in a graph, or compiled by XLA."""
+def run(model, x, variables=None, clip_norm=1e30, mode="graph", poison=1, **options):
+    """The engine's answer: eagerly, in a graph, or compiled by XLA.
+
+    Losses are multiplied by `poison`, one number a row.
+    """
     variables = model.trainable_variables if variables is None else variables
     x = x if model.dtype == "float64" else single(x)
 
     def clipped():
         return fast.clipped_sum(
-            lambda: losses(model, x), [model], variables, clip_norm, **options
+            lambda: losses(model, x) * poison, [model], variables, clip_norm, **options
         )
 
     if mode == "eager":
         return clipped()
     return tf.function(clipped, jit_compile=mode == "xla")()
-
-
-def norms_apart(model, x, **options):
-    """Per-example norms of every weight by itself, from one run of the engine."""
-    squared = []
-    original = gradient_norms.squared_norms
-
-    def seen(uses):
-        squared.append(original(uses))
-        return squared[-1]
-
-    gradient_norms.squared_norms = seen
-    try:
-        run(model, x, mode="eager", **options)
-    finally:
-        gradient_norms.squared_norms = original
-    return [np.sqrt(values.norm.numpy().astype(np.float64)) for values in squared]
 
 
 def norms(gradients):

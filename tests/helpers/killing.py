@@ -1,13 +1,15 @@
-"""A stage run through its command line, to be killed with SIGKILL and gone on with."""
+"""Runs a stage through its command line, to kill it with SIGKILL and go on."""
 
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
+
+from helpers import forking
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -34,14 +36,11 @@ class Run:
         self.base, self.out, self._name = base, base / name, name
 
     def start(self, *flags, environment=None, **options):
-        """The stage in a process of its own, errors piped."""
-        return subprocess.Popen(
+        """Starts the stage in a process of its own; returns a `forking.Command`."""
+        return forking.Command(
             [*command(self._stage, self.out, {**self._settings, **options}), *flags],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
         )
 
     def paid(self):
@@ -53,19 +52,33 @@ class Run:
         return [json.loads(line)["step"] for line in lines]
 
     def wait_for(self, steps, child):
-        """Returns when so many steps are paid for."""
+        """Returns when this many steps are paid for."""
         while len(self.paid()) < steps:
-            assert child.poll() is None, child.stderr.read()
+            assert child.poll() is None, child.said()[1]
             time.sleep(0.002)
 
     def kill_after(self, steps, *flags):
-        """Starts it, or goes on, and kills it when so many steps are paid for."""
+        """Starts it, or goes on, and kills it when this many steps are paid for."""
         child = self.start(*flags)
         self.wait_for(steps, child)
         child.kill()
         child.communicate()
         assert child.returncode == -signal.SIGKILL
         assert not self.out.exists()  # nothing half-finished is released
+
+    def finish_undisturbed(self, copy):
+        """Runs it to its end; `copy` gets its seeds and its state after one step.
+
+        The process is stopped while its private directory is copied, so the copy is
+        what a kill at that moment would have left.
+        """
+        child = self.start()
+        self.wait_for(1, child)
+        child.send_signal(signal.SIGSTOP)
+        shutil.copytree(self.base / "private", copy.base / "private")
+        child.send_signal(signal.SIGCONT)
+        _, errors = child.communicate()
+        assert child.returncode == 0, errors[-3000:]
 
     def finish(self, *flags, status=0, environment=None, **options):
         """Lets it run to its end; what it wrote to stderr."""

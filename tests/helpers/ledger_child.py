@@ -1,18 +1,15 @@
 """A training process reduced to its order of events, for tests that kill it.
 
-    python ledger_child.py train LEDGER UPDATES STEPS [DIE [late]]
-    python ledger_child.py create DIRECTORY
+    python ledger_child.py train LEDGER UPDATES STEPS [DIE]
     python ledger_child.py read READS NAME
 
 `train` pays for each step, then makes its update: a line in the file UPDATES, which
 stands for weights and checkpoint. It goes on from the updates that are there. After
 each payment it says so on its standard output. DIE is "paid:7" or "updated:7": kill
-yourself (-9) right after that; "late" pays after the update, as must not be.
-`create` makes new ledgers until it is killed. `read` records private reads, its own
-and some that others record too.
+yourself (-9) right after that. `read` records private reads, its own and some that
+others record too.
 """
 
-import itertools
 import os
 import pathlib
 import signal
@@ -33,7 +30,7 @@ from tfdpsq.privacy.proof.reads import PrivateReads  # noqa: E402
 PLAN, DATA = "plan " * 10, "data " * 10
 
 
-def train(ledger_path, updates_path, steps, die="", order="first"):
+def train(ledger_path, updates_path, steps, die=""):
     """Pays for and updates what is left of `steps`."""
     ledger = Ledger.open(ledger_path, PLAN, DATA, int(steps))
     updates = os.open(updates_path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
@@ -50,15 +47,8 @@ def train(ledger_path, updates_path, steps, die="", order="first"):
         _die_at(die, f"updated:{step}")
 
     for step in range(done, int(steps)):
-        for event in (update, pay) if order == "late" else (pay, update):
-            event(step)
-
-
-def create(directory):
-    """Makes ledger after ledger."""
-    for number in itertools.count():
-        Ledger.open(f"{directory}/{number}.jsonl", PLAN, DATA, 5).close()
-        os.write(1, b".")
+        pay(step)
+        update(step)
 
 
 def read(path, name):
@@ -75,4 +65,4 @@ def _die_at(die, event):
 
 
 if __name__ == "__main__":
-    {"train": train, "create": create, "read": read}[sys.argv[1]](*sys.argv[2:])
+    {"train": train, "read": read}[sys.argv[1]](*sys.argv[2:])

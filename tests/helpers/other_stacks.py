@@ -1,20 +1,15 @@
 """Checks `tfdpsq.layers` and `tfdpsq.privacy` in an environment of another stack.
 
-    python tests/other_stacks.py --python python3.12 --tensorflow 2.21.0
-
-makes an environment, installs the extra `privacy` from this checkout, runs
-`stack_checks.py` there, and prints its line of JSON. Without arguments it runs the
-checks in its own environment; `--keras3` checks the layers on Keras 3, and
-installs the extra `layers` alone. Takes minutes, and a package index.
+`make` installs the extra `privacy` (or `layers`, for Keras 3) from this checkout in an
+environment of its own, and `check` runs `stack_checks.py` there. Takes minutes, and a
+package index.
 """
 
-import argparse
 import json
 import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -80,27 +75,3 @@ def check(python, keras3=False, **environment):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def main():
-    """Makes an environment if one is asked for, and prints what the checks found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", help="such as python3.12")
-    parser.add_argument("--tensorflow", help="such as 2.21.0")
-    parser.add_argument("--environment", help="where to make and to keep it")
-    parser.add_argument("--keras3", action="store_true")
-    given = parser.parse_args()
-    if given.python is None:
-        print(json.dumps(check(sys.executable, given.keras3, PYTHONPATH=str(ROOT))))
-        return
-    if given.tensorflow is None:
-        parser.error("--python needs --tensorflow, such as 2.21.0")
-    with tempfile.TemporaryDirectory() as folder:
-        environment = given.environment or f"{folder}/environment"
-        found = find(given.python) or given.python
-        python = make(found, given.tensorflow, environment, given.keras3)
-        print(json.dumps(check(python, given.keras3)))
-
-
-if __name__ == "__main__":
-    main()

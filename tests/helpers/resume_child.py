@@ -1,6 +1,6 @@
 """A training run that dies where it is told to; see test_resume.py.
 
-    python resume_child.py DIRECTORY OUTPUT WHERE:STEP [ENGINE] [SECURE]
+    python resume_child.py DIRECTORY OUTPUT WHERE:STEP
 
 WHERE is "pay" (paid, not yet run), "update" (run, not yet saved), "save" (state
 written, not yet in place) or "never".
@@ -28,7 +28,6 @@ def main(
     output,
     death,
     engine="fast",
-    secure="",
     clip_norm=0.5,
     data="forty rows",
 ):
@@ -43,7 +42,6 @@ def main(
             batch_size=10,
             steps=STEPS,
             accountant="rdp",
-            secure=bool(secure),
         )
     )
     random = np.random.default_rng(0)

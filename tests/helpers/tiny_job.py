@@ -1,9 +1,11 @@
 """The main job at a tiny size, as its users run it: killed on the way, restarted."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
+import pickle
 import sys
 import time
 
@@ -45,6 +47,20 @@ class Job:
     before: dict
     table: str
     recorded: pathlib.Path
+
+
+def shared(folder):
+    """Returns the job that all processes of a test run share; the first one makes it.
+
+    `folder` is the same for all of them. Tests leave the job as it is.
+    """
+    made = folder / "job.pickle"
+    with open(folder / "job.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            (folder / "job").mkdir()
+            made.write_bytes(pickle.dumps(make(folder / "job")))
+        return pickle.loads(made.read_bytes())
 
 
 def make(base):

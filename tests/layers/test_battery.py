@@ -231,7 +231,7 @@ def _as_model(layer, case):
     return keras.Model(inputs, layer(*symbols)), arrays
 
 
-def test_every_exported_layer_is_in_the_battery():
+def test_battery_covers_every_exported_layer():
     exported = {
         name
         for name in layers.__all__
@@ -241,7 +241,7 @@ def test_every_exported_layer_is_in_the_battery():
     assert exported == {name.split(",")[0] for name in _CASES}
 
 
-def test_it_builds(case, built):
+def test_layer_builds(case, built):
     layer, outputs = built
     assert tuple(output.shape for output in outputs) == case.shapes
     assert layer.name == "one"
@@ -250,7 +250,7 @@ def test_it_builds(case, built):
     assert all(np.isfinite(output).all() for output in outputs)
 
 
-def test_its_configuration_makes_it_again(case, built):
+def test_configuration_recreates_the_layer(case, built):
     layer, outputs = built
     config = layer.get_config()
     copy = type(layer).from_config(config)
@@ -266,7 +266,7 @@ def test_its_configuration_makes_it_again(case, built):
     assert serialized["registered_name"] == f"tfdpsq>{type(layer).__name__}"
 
 
-def test_it_survives_a_round_trip_through_a_keras_file(case, built, tmp_path):
+def test_keras_file_round_trip(case, built, tmp_path):
     model, arrays = _as_model(built[0], case)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -278,7 +278,7 @@ def test_it_survives_a_round_trip_through_a_keras_file(case, built, tmp_path):
     ]
 
 
-def test_it_follows_a_dtype_policy(case, built):
+def test_layer_follows_its_dtype_policy(case, built):
     layer = case.make(dtype="mixed_bfloat16")
     first = _outputs(layer, case)[0]
     assert {weight.dtype for weight in layer.weights} <= {tf.float32}
@@ -296,7 +296,7 @@ def test_it_follows_a_dtype_policy(case, built):
 
 
 @pytest.mark.parametrize("name", _params(slow="Backbone"))
-def test_the_global_policy_reaches_it(name):
+def test_global_policy_reaches_the_layer(name):
     case = _CASES[name]
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:

@@ -23,7 +23,7 @@ def _inputs(rows=3, count=5):
     }
 
 
-def test_it_is_the_layer_on_each_position():
+def test_folded_equals_the_layer_at_each_position():
     inner, inputs = _two_inputs(), _inputs()
     found = Folded(inner)(inputs)
     for position in range(5):
@@ -31,7 +31,7 @@ def test_it_is_the_layer_on_each_position():
         np.testing.assert_allclose(found[:, position], alone, rtol=1e-6)
 
 
-def test_clipping_by_example_takes_all_positions_of_one_together():
+def test_clipping_treats_all_positions_as_one_example():
     inner, inputs = _two_inputs(), _inputs()
     folded = Folded(inner)
     variables = inner.trainable_variables
@@ -55,17 +55,10 @@ def test_clipping_by_example_takes_all_positions_of_one_together():
     fast.check(losses, [folded], variables)
 
 
-def test_positions_must_be_static_and_alike():
+def test_positions_must_be_static_and_equal():
     folded = Folded(tf.keras.layers.Dense(2))
     with pytest.raises(InputError, match="one and the same static K"):
         folded(tf.ones([3]))
     two = Folded(_two_inputs())
     with pytest.raises(InputError, match=r"\(3, 4, 1\), \(3, 5, 4\)"):
         two({"x": tf.ones([3, 5, 4]), "scale": tf.ones([3, 4, 1])})
-
-
-def test_it_is_saved_with_the_layer_inside():
-    folded = Folded(tf.keras.layers.Dense(2, "tanh"))
-    again = Folded.from_config(folded.get_config())
-    assert again.layer.units == 2
-    assert again(tf.ones([2, 3, 4])).shape == [2, 3, 2]

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import lora, t5, t5_backbone
+from tfdpsq.layers import lora
 from tfdpsq.validation import InputError
 
 keras = tf.keras
 
 
-def _adapted(activation="gelu", use_bias=True, dtype=None, shape=(4, 6, 5)):
+def _adapted(activation="gelu", use_bias=True, shape=(4, 6, 5)):
     """A LoRA layer with an update that is not zero, and inputs."""
     keras.utils.set_random_seed(0)
-    dense = keras.layers.Dense(7, activation, use_bias=use_bias, dtype=dtype)
+    dense = keras.layers.Dense(7, activation, use_bias=use_bias)
     layer = lora.LoRADense(dense, rank=2, alpha=3.0)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     layer(x)
@@ -33,9 +33,10 @@ def _oracle(layer, x):
     return value + layer.dense.bias.numpy() if layer.dense.use_bias else value
 
 
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-@pytest.mark.parametrize("shape", [(4, 5), (4, 6, 5), (2, 3, 4, 5)])
-def test_it_computes_the_formula(mode, shape):
+@pytest.mark.parametrize(
+    "mode, shape", [("eager", (4, 5)), ("eager", (2, 3, 4, 5)), ("xla", (4, 6, 5))]
+)
+def test_dense_equals_the_formula_in_float64(mode, shape):
     for activation, use_bias in (("linear", False), ("tanh", True)):
         layer, x = _adapted(activation, use_bias, shape=shape)
         run = tf.function(layer, jit_compile=True) if mode == "xla" else layer
@@ -47,7 +48,7 @@ def test_it_computes_the_formula(mode, shape):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
-def test_it_starts_as_the_layer_it_replaces():
+def test_layer_starts_as_the_one_it_replaces():
     dense = keras.layers.Dense(7, "relu")
     x = tf.random.normal([4, 5])
     before = dense(x).numpy()
@@ -59,46 +60,6 @@ def test_it_starts_as_the_layer_it_replaces():
     wide = lora.LoRADense(keras.layers.Dense(1), rank=400, alpha=1.0)
     wide.build([None, 250])
     assert np.var(wide.down.kernel) == pytest.approx(1 / 250, rel=0.05)
-
-
-def test_what_merge_returns_computes_the_same():
-    layer, x = _adapted()
-    plain = keras.layers.Dense(7, "gelu")
-    plain.build([None, 5])
-    plain.set_weights([layer.merge(), layer.dense.bias])
-    np.testing.assert_allclose(plain(x), layer(x), rtol=1e-5, atol=1e-6)
-    assert layer.merge().dtype == tf.float32
-
-
-def test_its_two_matrices_are_all_that_is_trained():
-    layer, x = _adapted()
-    model = keras.Sequential([layer])
-    model(x)
-    model.trainable = True  # would thaw a layer that is frozen in the ordinary way
-    assert [v.shape for v in model.trainable_weights] == [[5, 2], [2, 7]]
-    assert len(model.non_trainable_weights) == 2
-    model.compile("sgd", "mse")
-    before = [weight.copy() for weight in model.get_weights()]
-    model.fit(x, np.zeros([4, 6, 7], np.float32), verbose=0)
-    changed = [np.any(old != new) for old, new in zip(before, model.get_weights())]
-    assert changed == [True, True, False, False]
-
-
-def test_its_config_makes_it_again():
-    layer, _ = _adapted()
-    again = lora.LoRADense.from_config(layer.get_config())
-    assert (again.rank, again.alpha) == (2, 3.0)
-    assert again.dense.get_config() == layer.dense.get_config()
-
-
-def test_mixed_precision_keeps_float32_weights():
-    layer, x = _adapted(dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
-    got = layer(tf.constant(x))
-    assert got.dtype == tf.bfloat16
-    assert {weight.dtype for weight in layer.weights} == {tf.float32}
-    expected = keras.activations.gelu(tf.constant(_oracle(layer, x)))
-    # bfloat16 keeps 8 bits of each factor and each sum.
-    np.testing.assert_allclose(tf.cast(got, tf.float64), expected, rtol=0.05, atol=0.1)
 
 
 class _Gate(keras.layers.Layer):
@@ -129,7 +90,7 @@ class _Gates(keras.Model):
         return self.last(x)
 
 
-def test_it_goes_where_the_targets_say_and_the_rest_is_frozen():
+def test_targets_are_adapted_and_the_rest_frozen():
     model = _Gates()
     x = tf.random.normal([4, 5])
     before = model(x).numpy()
@@ -151,88 +112,28 @@ def test_it_goes_where_the_targets_say_and_the_rest_is_frozen():
     assert len(model.weights) == 3 * 2 + 2 + 2 + 4
 
 
-def test_a_second_call_leaves_alone_what_the_first_one_wraps():
-    """Its frozen kernel would be trained again, under an update of the update."""
-    model = _Gates()
-    model(tf.random.normal([4, 5]))
-    lora.apply_lora(model, 2, 2.0, ["gate_0/inner"])
-    replaced = lora.apply_lora(model, 2, 2.0, ["*"])
-    assert list(replaced) == ["gate_0/shared", "gate_1/inner", "gate_1/shared"]
-
-
-def test_t5_keeps_its_outputs_and_trains_only_the_update():
-    config = t5.T5Config(23, 2, 2, 12, 20, 5, "1.1", dropout=0.0)
-    backbone = t5_backbone.T5Backbone(config)
-    ids = tf.constant([[3, 4, 5], [6, 7, 8]])
-    inputs = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (("token_ids", ids), ("padding_mask", tf.ones_like(ids)))
-    }
-    before = backbone(inputs)["decoder_sequence_output"].numpy()
-    everything = len(backbone.weights)
-    replaced = lora.apply_lora(
-        backbone, 4, 4.0, ["*/query_projector", "*_0/gate_projector"]
-    )
-    # Queries of 2 + 2 self-attentions and 2 cross-attentions, 2 gates.
-    assert len(replaced) == 8
-    assert "transformer_decoder_layer_1/cross_attention/query_projector" in replaced
-    assert len(backbone.trainable_variables) == 16
-    assert len(backbone.weights) == everything + 16
-    after = backbone(inputs)["decoder_sequence_output"]
-    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
-    # The function changes as soon as B does: the replacement is what runs.
-    replaced["transformer_encoder_layer_0/gate_projector"].up.kernel.assign(
-        tf.ones([4, 20])
-    )
-    changed = backbone(inputs)["decoder_sequence_output"]
-    assert np.max(np.abs(changed - before)) > 1e-2
-    # A configuration without LoRA would load as another model.
-    with pytest.raises(
-        NotImplementedError, match="_projector is a LoRADense.*save_to_preset"
-    ):
-        backbone.get_config()
-
-
 def test_bad_targets_are_refused_and_change_nothing():
     model = _Gates()
     model(tf.ones([4, 5]))
-    for targets, message in (
-        (["*/inner", "*/query"], r"'\*/query', which matches no Dense.*4: gate_0/in"),
-        ("*/inner", "give a list of patterns"),
-        ([], r"targets is \[\]"),
+    for rank, alpha, targets, message in (
+        (2, 2.0, ["*/inner", "*/query"], r"'\*/query', which matches no Dense"),
+        (2, 2.0, "*/inner", "give a list of patterns"),
+        (0, 2.0, ["*"], "rank is 0"),
+        (2, -1.0, ["*"], "alpha is -1"),
     ):
         with pytest.raises(InputError, match=message):
-            lora.apply_lora(model, 2, 2.0, targets)
-    with pytest.raises(InputError, match="rank is 0"):
-        lora.apply_lora(model, 0, 2.0, ["*"])
-    with pytest.raises(InputError, match="alpha is -1"):
-        lora.apply_lora(model, 2, -1.0, ["*"])
+            lora.apply_lora(model, rank, alpha, targets)
     assert len(model.trainable_variables) == 3 * 2 + 2 + 2
-    # What a functional model calls are its nodes, not its attributes.
-    inputs = keras.Input([5])
-    dense = keras.layers.Dense(2)
-    functional = keras.Model(inputs, dense(inputs))
-    functional.dense = dense
-    with pytest.raises(InputError, match="There are 0: none"):
-        lora.apply_lora(functional, 2, 2.0, ["*"])
 
 
 def test_only_dense_layers_can_be_adapted():
-    class _Odd(keras.layers.Dense):
-        pass
-
-    einsum = keras.layers.EinsumDense("ab,bc->ac", 2)
-    for adapter, layer in (
-        (lora.LoRADense, einsum),
-        (lora.LoRADense, _Odd(2)),
-        (lora.LoRAEinsumDense, keras.layers.Dense(2)),
-    ):
-        with pytest.raises(InputError, match="LoRA is for layers of class Dense"):
-            adapter(layer, 2, 2.0)
+    with pytest.raises(InputError, match="layers of class Dense"):
+        lora.LoRADense(keras.layers.EinsumDense("ab,bc->ac", 2), 2, 2.0)
+    with pytest.raises(InputError, match="layers of class Dense"):
+        lora.LoRAEinsumDense(keras.layers.Dense(2), 2, 2.0)
     # A kernel of its own for each position has an axis that is neither in nor out.
     by_place = keras.layers.EinsumDense("abc,bcd->abd", [5, 3])
-    with pytest.raises(InputError, match="each axis of which is either summed over"):
+    with pytest.raises(InputError, match="either summed over"):
         lora.LoRAEinsumDense(by_place, 2, 2.0)
 
 
@@ -246,9 +147,11 @@ _EQUATIONS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["eager", "xla"])
-@pytest.mark.parametrize("equation", _EQUATIONS)
-def test_einsum_computes_the_formula(equation, mode):
+@pytest.mark.parametrize(
+    "equation, mode",
+    [(equation, "eager") for equation in _EQUATIONS] + [("abde,dec->abc", "xla")],
+)
+def test_einsum_equals_the_formula_in_float64(equation, mode):
     shape, output, bias_axes = _EQUATIONS[equation]
     keras.utils.set_random_seed(0)
     dense = keras.layers.EinsumDense(equation, output, "tanh", bias_axes)
@@ -279,7 +182,7 @@ def test_einsum_computes_the_formula(equation, mode):
     np.testing.assert_allclose(layer.merge(), kernel, rtol=1e-6, atol=1e-6)
 
 
-def test_attention_is_adapted_by_its_attributes():
+def test_attention_is_adapted():
     inputs = keras.Input([5, 6])
     attention = keras.layers.MultiHeadAttention(2, 3, name="attention")
     model = keras.Model(inputs, attention(inputs, inputs))
@@ -325,10 +228,12 @@ def _sequential():
     ("make", "targets"),
     [
         (_functional, ["tower/hidden", "mix"]),
-        (_sequential, ["hidden", "sequential*/mix"]),
+        pytest.param(
+            _sequential, ["hidden", "sequential*/mix"], marks=pytest.mark.slow
+        ),
     ],
 )
-def test_a_graph_model_gets_updates_that_are_trained_alone_and_merged(make, targets):
+def test_graph_models_are_adapted_trained_and_merged(make, targets):
     keras.utils.set_random_seed(0)
     model, x = make()
     before, weights = model.predict(x, verbose=0), model.get_weights()
@@ -352,18 +257,7 @@ def test_a_graph_model_gets_updates_that_are_trained_alone_and_merged(make, targ
         )
 
 
-def test_an_adapted_graph_model_is_saved_and_loaded(tmp_path):
-    model, x = _functional()
-    adapted = lora.with_lora(model, 2, 4.0, ["*"])
-    adapted.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(
-        loaded.predict(x, verbose=0), adapted.predict(x, verbose=0)
-    )
-    assert len(loaded.trainable_weights) == len(adapted.trainable_weights) == 6
-
-
-def test_what_is_no_graph_and_what_no_target_names_is_refused():
+def test_unbuilt_models_and_unknown_targets_are_refused():
     for model in (_Gates(), keras.Sequential([keras.layers.Dense(2)])):
         with pytest.raises(InputError, match="not built yet.*use apply_lora"):
             lora.with_lora(model, 2, 2.0, ["*"])

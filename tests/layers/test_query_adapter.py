@@ -1,12 +1,9 @@
-"""The map of query embeddings: its loss, its sensitivity, and what it learns."""
-
-import re
+"""The map of query embeddings: its loss, its gradient and its sensitivity."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq import privacy
 from tfdpsq.layers import QueryAdapter, sampled_softmax
 from tfdpsq.privacy import fast
 from tfdpsq.validation import InputError
@@ -34,7 +31,7 @@ def _naive(documents, queries, negatives, scale):
     return found
 
 
-def test_the_loss_is_a_softmax_among_the_negatives_that_are_other_documents():
+def test_loss_equals_a_naive_softmax_over_other_documents():
     documents = _vectors(0, 6, 5)
     queries = _unit(_vectors(1, 6, 5))
     # The first two are the documents of rows 2 and 4 again, longer and shorter.
@@ -50,7 +47,7 @@ def test_the_loss_is_a_softmax_among_the_negatives_that_are_other_documents():
     assert alone.numpy()[0] < np.log(2)
 
 
-def test_a_rows_hard_negatives_are_its_own_and_may_be_fewer():
+def test_hard_negatives_belong_to_their_row():
     documents, queries = _vectors(0, 4, 5), _unit(_vectors(1, 4, 5))
     hard, shared = _vectors(2, 4, 3, 5), _vectors(3, 7, 5)
     hard[1, 2] = 0  # row 1 has two, row 2 none
@@ -64,18 +61,7 @@ def test_a_rows_hard_negatives_are_its_own_and_may_be_fewer():
         np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.01, 3.0, None])
-def test_every_negative_counts_at_any_scale(scale):
-    """300 of them at a scale where none stands out; `None` is the default, 20."""
-    documents, queries = _vectors(0, 3, 5), _unit(_vectors(1, 3, 5))
-    negatives = _vectors(2, 300, 5)
-    given = {} if scale is None else {"scale": scale}
-    found = sampled_softmax(negatives, **given)(documents, queries)
-    expected = _naive(documents, queries, negatives, scale or 20.0)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_what_is_the_same_document_and_what_is_not():
+def test_own_document_is_recognized_at_any_length():
     documents = _unit(_vectors(0, 1, 384))
     loss = sampled_softmax(documents, _SCALE)  # its only negative is itself
     with tf.GradientTape() as tape:
@@ -92,14 +78,7 @@ def test_what_is_the_same_document_and_what_is_not():
     assert 0.1 < sampled_softmax(near, _SCALE)(documents, queries).numpy()[0]
 
 
-def test_a_document_of_zeros_has_cosines_of_zero():
-    negatives, queries = _vectors(0, 9, 5), _unit(_vectors(1, 1, 5))
-    found = sampled_softmax(negatives, 2.0)(np.zeros([1, 5]), queries)
-    expected = np.log(1 + np.exp(2.0 * queries @ _unit(negatives).T).sum())
-    np.testing.assert_allclose(found, [expected], rtol=1e-5)
-
-
-def test_the_gradient_is_that_of_the_loss():
+def test_gradient_equals_central_differences():
     """Every term's: against central differences of the naive float64 loss."""
     documents, queries = _vectors(0, 2, 4), _unit(_vectors(1, 2, 4))
     hard, negatives = _vectors(2, 2, 3, 4), _vectors(3, 6, 4)
@@ -121,20 +100,8 @@ def test_the_gradient_is_that_of_the_loss():
             np.testing.assert_allclose(found[row, at], slope, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int32])
-def test_the_loss_takes_numbers_of_other_kinds(kind):
-    documents, queries = np.array([[3, 4, 0]]), _unit(_vectors(1, 1, 3))
-    negatives = np.array([[300.0, 0, 1], [0, 200, 7]])
-    found = sampled_softmax(np.float16(negatives), 2.0)(kind(documents), queries)
-    expected = _naive(documents, queries, negatives, 2.0)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    low = tf.cast(queries, tf.bfloat16)  # from an adapter under mixed_bfloat16
-    found = sampled_softmax(negatives, 2.0)(kind(documents), low)
-    np.testing.assert_allclose(found, expected, rtol=0.02)
-
-
-@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e3, 1e30])
-def test_the_adapter_starts_as_it_is_and_gives_unit_length(factor):
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_adapter_starts_as_the_identity_with_unit_length(factor):
     vectors = _vectors(0, 7, 5)
     found = QueryAdapter()(np.float32(factor) * vectors)
     np.testing.assert_allclose(found, _unit(vectors), rtol=1e-5, atol=1e-6)
@@ -145,7 +112,7 @@ def test_the_adapter_starts_as_it_is_and_gives_unit_length(factor):
     assert tuple(layer.compute_output_shape((2, 5))) == (2, 5)
 
 
-def test_a_row_reads_no_other_row():
+def test_rows_do_not_read_other_rows():
     loss = sampled_softmax(_vectors(0, 30, 5), _SCALE)
     documents, queries = _vectors(1, 8, 5), _unit(_vectors(2, 8, 5))
     together = loss(documents, queries).numpy()
@@ -158,7 +125,7 @@ def test_a_row_reads_no_other_row():
     np.testing.assert_allclose(np.delete(found, 3), np.delete(together, 3), rtol=1e-6)
 
 
-def test_one_pair_moves_the_clipped_sum_by_the_clip_norm_at_most():
+def test_one_pair_moves_the_clipped_sum_by_at_most_the_clip_norm():
     """`privacy.fast` against gradients clipped one by one in float64."""
     clip, negatives = 0.7, _vectors(0, 40, 6)
     loss, layer = sampled_softmax(negatives, _SCALE), QueryAdapter()
@@ -197,112 +164,19 @@ def test_one_pair_moves_the_clipped_sum_by_the_clip_norm_at_most():
     assert max(moved) > 0.99 * clip  # so the bound is no larger than it must be
 
 
-def _problem(count, width=8):
-    """Queries that are their documents in other axes, with noise."""
-    turn = np.linalg.qr(_vectors(0, width, width))[0]
-    documents = _unit(_vectors(1, count, width))
-    queries = _unit(documents @ turn + 0.1 * _vectors(2, count, width))
-    unseen = _unit(_vectors(3, 400, width))
-    asked = _unit(unseen @ turn + 0.1 * _vectors(4, 400, width))
-    return (queries, documents), (asked, unseen)
-
-
-def _private(count, negatives, steps, width=8):
-    """An adapter, and what trains it at ε = 8."""
-    spec = privacy.PrivacySpec(
-        epsilon=8.0,
-        clip_norm=1.0,
-        num_units=count,
-        n_is_public=True,
-        batch_size=count // 2,
-        steps=steps,
-    )
-    plan = privacy.make_plan(spec)
-    inputs = tf.keras.Input([width])
-    model = tf.keras.Model(inputs, QueryAdapter()(inputs))
-    private = privacy.PrivateModel(model, plan, microbatch_size=500)
-    optimizer = privacy.make_optimizer(plan, 1.0, "sgd", momentum=0.9)
-    private.compile(optimizer, loss=sampled_softmax(negatives, _SCALE))
-    return model, private
-
-
-def _found_first(queries, documents):
-    return float(np.mean(np.argmax(queries @ documents.T, axis=1) == np.arange(400)))
-
-
-def test_private_training_finds_the_map_that_queries_need():
-    pairs, (asked, unseen) = _problem(4000)
-    model, private = _private(4000, _vectors(5, 300, 8), steps=40)
-    assert _found_first(model(asked).numpy(), unseen) < 0.05  # it starts as it is
-    private.fit(*pairs)
-    assert private.epsilon() <= 8.0
-    assert _found_first(model(asked).numpy(), unseen) > 0.6
-
-
-def test_a_run_goes_on_with_the_negatives_that_it_began_with(tmp_path):
-    """Under the noise that a resumed run repeats, other ones would be a second look."""
-    pairs, _ = _problem(400)
-
-    class Stop(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            raise KeyboardInterrupt
-
-    _, private = _private(400, _vectors(5, 30, 8), steps=4)
-    with pytest.raises(KeyboardInterrupt):
-        private.fit(*pairs, directory=tmp_path / "run", callbacks=[Stop()])
-    _, other = _private(400, _vectors(6, 30, 8), steps=4)
-    with pytest.raises(InputError, match="other constants"):
-        other.fit(*pairs, directory=tmp_path / "run")
-    _, same = _private(400, _vectors(5, 30, 8), steps=4)
-    same.fit(*pairs, directory=tmp_path / "run")
-    assert same.steps_executed == 4
-
-
-@pytest.mark.parametrize("shape", [[None], [0], None])
-def test_the_embeddings_width_must_be_known(shape):
-    with pytest.raises(InputError, match="without a static width.*shape .D,"):
-        QueryAdapter().build(shape if shape is None else [None, *shape])
-
-
-@pytest.mark.parametrize(
-    "documents, queries",
-    [
-        ((4, 6), (4, 5)),
-        ((4, 5), (4, 6)),
-        ((5,), (4, 5)),
-        ((4, 1, 1, 5), (4, 5)),
-        ((1, 5), (4, 5)),
-    ],
-)
-def test_embeddings_of_another_encoder_are_refused(documents, queries):
-    loss = sampled_softmax(_vectors(0, 3, 5))
-    with pytest.raises(
-        InputError, match="documents have shape .*5 dimensions.*one enc"
-    ):
-        loss(tf.constant(_vectors(1, *documents)), tf.constant(_vectors(2, *queries)))
-
-
-@pytest.mark.parametrize(
-    "negatives, said",
-    [
-        (np.ones([3]), r"float64 of shape \(3,\)"),
+def test_bad_embeddings_scales_and_widths_are_refused():
+    for negatives, message in (
         (np.ones([0, 4]), r"float64 of shape \(0, 4\)"),
-        (np.ones([3, 4], np.int64), "int64 of shape"),
         (np.array([["a", "b"]]), "<U1 of shape"),
-        (np.ones([3, 4], tf.bfloat16.as_numpy_dtype), "bfloat16 of shape.*float32"),
-        ([[1.0, 2.0], [1.0]], "a list that is not an array"),
         (np.eye(3)[:, :2], "row 2 of the negatives is all zeros"),
         (np.array([[1.0, 2.0], [1.0, np.inf]]), "row 1 of .*not finite"),
-        (np.array([[np.nan, 2.0], [1.0, 2.0]]), "row 0 of .*not finite"),
-    ],
-)
-def test_negatives_that_are_no_embeddings_are_refused(negatives, said):
-    with pytest.raises(InputError, match="negatives.*documents") as error:
-        sampled_softmax(negatives)
-    assert re.search(said, str(error.value))
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), 1e20, 1e-30])
-def test_a_scale_that_is_none_is_refused(scale):
+    ):
+        with pytest.raises(InputError, match=message):
+            sampled_softmax(negatives)
+    with pytest.raises(InputError, match="documents have shape"):
+        loss = sampled_softmax(_vectors(0, 3, 5))
+        loss(tf.constant(_vectors(1, 4, 6)), tf.constant(_vectors(2, 4, 5)))
     with pytest.raises(InputError, match="scale"):
-        sampled_softmax(np.ones([2, 2]), scale)
+        sampled_softmax(np.ones([2, 2]), float("nan"))
+    with pytest.raises(InputError, match="static width"):
+        QueryAdapter().build([None, None])

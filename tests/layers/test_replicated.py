@@ -1,7 +1,5 @@
 """Batches run at a time, on processors, equal batches run alone."""
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,22 +20,7 @@ def test_overlapped_batches_come_back_in_their_order():
     assert Replicated(lambda x: x).at_a_time == 1
 
 
-def test_two_batches_are_in_work_at_once():
-    """Each waits for the other: one after the other they would wait in vain."""
-    meeting = threading.Barrier(2, timeout=20)
-    run = Replicated(lambda x: x + 1, overlapped=True)
-    run(_batches(2))  # in turn: it is traced
-    traced = run._function
-
-    def meets(x):
-        meeting.wait()
-        return traced(x)
-
-    run._function = meets
-    np.testing.assert_array_equal(run(_batches(2)), [[1.0] * 3, [2.0] * 3])
-
-
-def test_an_error_of_a_batch_reaches_the_caller():
+def test_errors_of_a_batch_reach_the_caller():
     def function(x):
         tf.debugging.assert_less(x, 1.0)
         return x

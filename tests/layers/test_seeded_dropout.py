@@ -48,7 +48,7 @@ def test_parts_drop_what_the_whole_batch_drops(mode, columns):
         np.testing.assert_array_equal(np.concatenate(found, axis=1), whole)
 
 
-def test_rows_of_several_kinds_are_parted_each_by_itself():
+def test_kinds_of_rows_are_split_separately():
     def kept(counts, part):
         with kinds_of_rows(counts):
             return _dropping((sum(counts), 5))(part=part)[0]
@@ -64,8 +64,8 @@ def test_rows_of_several_kinds_are_parted_each_by_itself():
     assert (whole[:4] != whole[8:]).any()
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])
-def test_as_many_are_dropped_as_should_be_and_independently(rate):
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+def test_drops_have_the_rate_and_are_independent(rate):
     """Rows, calls, steps, seeds and kinds: no draw knows anything of another.
 
     Of n pairs of independent draws a share of rate² drops both, give or take the
@@ -98,15 +98,16 @@ def test_as_many_are_dropped_as_should_be_and_independently(rate):
         assert abs(found - both) < 6 * np.sqrt(2 * both * (1 - both) / n)
 
 
-def test_a_seed_of_any_size_is_one():
+def test_seeds_of_any_size_work():
     for seed in (0, -3, 1 << 70):
         assert seed_of_step(seed, tf.constant(4)).numpy().tolist()[1] == 4
 
 
 @pytest.mark.parametrize(
-    "mode, rematerialize", [("graph", False), ("graph", True), ("xla", True)]
+    "mode, rematerialize",
+    [("graph", True), pytest.param("xla", True, marks=pytest.mark.slow)],
 )
-def test_a_layer_in_parts_is_the_layer_on_the_whole(mode, rematerialize):
+def test_layer_in_parts_equals_the_layer_on_the_whole(mode, rematerialize):
     """Its gradient, too, for which a rematerialised layer drops the same once more."""
     layer = T5TransformerLayer(
         False, 6, 10, 3, 0.4, "relu", 2, True, True, rematerialize

@@ -1,4 +1,4 @@
-"""Training a part: what is frozen, what moves, and what DP-SGD then clips."""
+"""Training a part: what is frozen, and what DP-SGD then clips."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config, train_only
-from tfdpsq.privacy import PrivacySpec, fast, make_optimizer, make_plan, train
+from tfdpsq.privacy import fast
 from tfdpsq.validation import InputError
 
 keras = tf.keras
@@ -52,15 +52,12 @@ def _shapes(variables):
     "patterns, kept",
     [
         (["*"], range(8)),
-        (["*bias"], [1, 3, 7]),
         (["block/*"], [2, 3, 4, 5]),
         (["*norm*", "last/kernel"], [4, 5, 6]),
-        (("first/*", "*/kernel"), [0, 1, 2, 6]),
-        (["first/kernel"], [0]),
         (["[fl]*st/b???"], [1, 7]),
     ],
 )
-def test_the_patterns_choose_by_whole_paths(patterns, kept):
+def test_patterns_choose_by_whole_paths(patterns, kept):
     model = _plain()
     everything = model.get_weights()
     by_path = dict(zip(_PATHS, model.trainable_variables))
@@ -74,7 +71,7 @@ def test_the_patterns_choose_by_whole_paths(patterns, kept):
     )
 
 
-def test_what_is_frozen_stays_so_whatever_keras_is_told():
+def test_frozen_weights_stay_frozen():
     model = _plain()
     train_only(model, ["block/*"])
     model.trainable = True
@@ -90,39 +87,15 @@ def test_what_is_frozen_stays_so_whatever_keras_is_told():
     assert train_only(model, ["*"]) == ["block/inner/bias"]
 
 
-def test_a_model_with_everything_frozen_has_nothing_to_choose():
+def test_bad_patterns_are_refused_and_change_nothing():
     model = _plain()
-    model.trainable = False
-    with pytest.raises(InputError, match="There are 0: none"):
-        train_only(model, ["*"])
-
-
-@pytest.mark.parametrize(
-    "patterns, message",
-    [
-        (
-            ["block/*", "blocks/*"],
-            r"trained holds 'blocks/\*', which matches no trainable weight. There are "
-            r"8: first/kernel, first/bias, .*last/bias\.",
-        ),
-        (["kernel"], "'kernel', which matches no"),
-        (["FIRST/kernel"], "'FIRST/kernel', which matches no"),
-        ("*", r"trained is '\*'; give a list"),
-        ([], r"trained is \[\]; give a list"),
-    ],
-)
-def test_bad_patterns_are_refused_and_change_nothing(patterns, message):
-    model = _plain()
-    before = [id(variable) for variable in model.trainable_variables]
-    with pytest.raises(InputError, match=message):
-        train_only(model, patterns)
-    assert [id(variable) for variable in model.trainable_variables] == before
-
-
-def test_of_many_paths_the_first_eight_are_shown():
-    with pytest.raises(InputError, match=r"There are 52: t5_backbone/.*, …\.") as error:
-        train_only(_generator(), ["decoder"])
-    assert str(error.value).count("t5_backbone/") == 8
+    for patterns, message in (
+        (["block/*", "kernel"], "'kernel', which"),
+        ("*", "list"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_only(model, patterns)
+    assert len(model.trainable_variables) == 8
 
 
 class _Shared(keras.Model):
@@ -148,7 +121,7 @@ class _Shared(keras.Model):
         return self.right(self.left(self.two(self.one(x))))
 
 
-def test_what_layers_share_has_its_first_path_and_is_frozen_everywhere():
+def test_shared_weights_are_frozen_everywhere():
     model = _Shared()
     model.build([None, 4])
     everything = [
@@ -171,31 +144,6 @@ def test_what_layers_share_has_its_first_path_and_is_frozen_everywhere():
     assert model.trainable_variables[0] is model.left.layers[0].kernel
 
 
-@pytest.mark.slow
-def test_the_documented_parts_of_a_t5():
-    for version, head in (("1.0", []), ("1.1", ["reverse_embeddings"])):
-        model = _generator(version)
-        whole = len(model.trainable_variables)
-        decoder = train_only(model, ["*decoder*"])
-        assert all("decoder" in path for path in decoder)
-        backbone = model.backbone
-        parts = [*backbone.decoder_transformer_layers, backbone.decoder_layer_norm]
-        assert {id(v) for v in model.trainable_variables} == {
-            id(v) for part in parts for v in part.weights
-        }
-        assert whole > len(decoder)
-        model = _generator(version)
-        names = train_only(model, ["*layer_norm*", "*self_attention/embeddings"])
-        # 2 norms in an encoder layer, 3 in a decoder layer, one after each; and a bias
-        # in the first layer of each.
-        assert len(names) == 2 * 2 + 2 * 3 + 2 + 2
-        assert sum(v.shape.rank == 1 for v in model.trainable_variables) == 12
-        assert sum(v.shape == [32, 2] for v in model.trainable_variables) == 2
-        model = _generator(version)
-        names = train_only(model, ["t5_backbone/token_embedding/*"])
-        assert [n.rpartition("/")[2] for n in names] == ["embeddings", *head]
-
-
 # -- Under differential privacy ----------------------------------------------------
 
 ROWS = 6
@@ -212,31 +160,38 @@ def _batch():
     return {name: values.astype(np.int32) for name, values in batch.items()}
 
 
-_PARTS = {
-    "norms": ["*layer_norm*", "*self_attention/embeddings"],
-    "decoder": ["*decoder*"],
-    "head": ["*token_embedding*"],
+def _t5(part, version):
+    """Returns a model with a part chosen, and its losses of some rows."""
+    model, batch = _generator(version), _batch()
+    train_only(model, part)
+
+    def losses(rows=slice(None)):
+        chosen = {n: tf.constant(v[rows]) for n, v in batch.items()}
+        return model.per_example_losses(chosen)
+
+    return model, losses
+
+
+def _small():
+    model = _plain()
+    train_only(model, ["block/*", "last/bias"])
+    x = tf.constant(np.random.default_rng(4).normal(size=[ROWS, 5]), tf.float32)
+    return model, lambda rows=slice(None): tf.reduce_sum(model(x[rows]) ** 2, 1)
+
+
+_T5_PARTS = {
+    "norms": (["*layer_norm*", "*self_attention/embeddings"], "1.0"),
+    "decoder": (["*decoder*"], "1.1"),
+    "head": (["*token_embedding*"], "1.1"),
 }
 
 
 @pytest.mark.parametrize(
-    "part, version",
-    [
-        ("norms", "1.0"),
-        pytest.param("decoder", "1.1", marks=pytest.mark.slow),
-        pytest.param("head", "1.1", marks=pytest.mark.slow),
-    ],
+    "case", ["small", *(pytest.param(p, marks=pytest.mark.slow) for p in _T5_PARTS)]
 )
-def test_the_fast_clipped_sum_of_a_part_equals_a_naive_loop(part, version):
-    model, batch = _generator(version), _batch()
-    train_only(model, _PARTS[part])
+def test_clipped_sum_of_a_part_equals_a_naive_loop(case):
+    model, losses = _small() if case == "small" else _t5(*_T5_PARTS[case])
     variables = model.trainable_variables
-
-    def losses(rows=slice(None)):
-        return model.per_example_losses(
-            {n: tf.constant(v[rows]) for n, v in batch.items()}
-        )
-
     each = []
     for row in range(ROWS):
         with tf.GradientTape() as tape:
@@ -257,39 +212,3 @@ def test_the_fast_clipped_sum_of_a_part_equals_a_naive_loop(part, version):
         )
         np.testing.assert_allclose(total, expected, rtol=1e-3, atol=1e-5 * clip_norm)
     fast.check(losses, [model], variables)
-
-
-@pytest.mark.parametrize(
-    "engine", ["fast", pytest.param("vectorized", marks=pytest.mark.slow)]
-)
-def test_the_chosen_weights_move_and_the_others_do_not(engine):
-    model, batch = _generator("1.0"), _batch()
-    train_only(model, _PARTS["norms"])
-    before = {id(v): v.numpy() for v in model.variables}
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=2.0,
-            clip_norm=0.5,
-            num_units=ROWS,
-            n_is_public=True,
-            batch_size=3,
-            steps=2,
-            accountant="rdp",
-        )
-    )
-    executed = train(
-        plan,
-        model.per_example_losses,
-        model.trainable_variables,
-        make_optimizer(plan, 0.1, "adam", engine, noise_seed=4),
-        lambda rows: {name: values[rows] for name, values in batch.items()},
-        3,
-        layers=[model],
-        sampler_seed=1,
-    )
-    assert executed == 2
-    chosen = {id(v) for v in model.trainable_variables}
-    assert len(chosen) == 14
-    for variable in model.variables:
-        moved = np.any(variable.numpy() != before[id(variable)])
-        assert moved == (id(variable) in chosen), variable.name

@@ -1,14 +1,12 @@
 """T5X's Adafactor against the formulas, Keras's, its own state, and what it refuses."""
 
-import itertools
 import math
-import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan
 from tfdpsq.privacy.adafactor import T5XAdafactor
 from tfdpsq.validation import InputError
 
@@ -21,7 +19,6 @@ _SHAPES = {
     "square": [128, 128],
     "three": [128, 3, 129],
     "two large of three": [2, 140, 128],
-    "small three": [4, 5, 6],
 }
 # The dimensions that are factored: row (second largest), column (largest).
 _FACTORED = {
@@ -92,19 +89,21 @@ def _steps(made, start, gradients):
 
 _OPTIONS = {
     "defaults": ({}, {}),
-    "absolute": ({"multiply_by_parameter_scale": False}, {"scaled": False}),
-    "momentum": ({"beta1": 0.9}, {"beta1": 0.9}),
-    "no momentum of 0": ({"beta1": 0.0}, {}),
-    "decay_rate": ({"decay_rate": 0.5}, {"decay_rate": 0.5}),
-    "step_offset": ({"step_offset": 2}, {"first": 2}),
-    "unclipped": ({"clipping_threshold": None}, {"clipping": None}),
-    "clipped": ({"clipping_threshold": 0.3}, {"clipping": 0.3}),
-    "weight decay": ({"weight_decay_rate": 0.1}, {"decay": 0.1}),
-    "epsilon1": ({"epsilon1": 1e-2}, {"epsilon1": 1e-2}),
-    "epsilon2": ({"epsilon2": 3.0}, {"epsilon2": 3.0}),
-    "together": (
-        {"beta1": 0.5, "weight_decay_rate": 0.01, "clipping_threshold": 2.0},
-        {"beta1": 0.5, "decay": 0.01, "clipping": 2.0},
+    "absolute, unclipped": (
+        {"multiply_by_parameter_scale": False, "clipping_threshold": None},
+        {"scaled": False, "clipping": None},
+    ),
+    "no momentum of 0, rates of decay": (
+        {"beta1": 0.0, "decay_rate": 0.5, "step_offset": 2},
+        {"decay_rate": 0.5, "first": 2},
+    ),
+    "epsilons, clipped": (
+        {"epsilon1": 1e-2, "epsilon2": 3.0, "clipping_threshold": 0.3},
+        {"epsilon1": 1e-2, "epsilon2": 3.0, "clipping": 0.3},
+    ),
+    "momentum and weight decay": (
+        {"beta1": 0.9, "weight_decay_rate": 0.1},
+        {"beta1": 0.9, "decay": 0.1},
     ),
 }
 
@@ -149,208 +148,39 @@ def test_a_rate_is_not_capped_and_a_schedule_is_followed():
         assert np.abs(capped - found).max() > 0.1
 
 
-@pytest.mark.parametrize("shape", [[], [7], [6, 9], [130, 140]])
-def test_it_is_kerass_where_the_two_agree(shape):
-    """Matrices and vectors, and rates that 1/√t does not cap."""
-    start, gradients = _given(shape, 6)
-    keras = tf.keras.optimizers.Adafactor(0.01, relative_step=False)
-    ours = T5XAdafactor(0.01, min_dim_size_to_factor=1)
-    for found, wanted in zip(
-        _steps(ours, start, gradients), _steps(keras, start, gradients)
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
-
-
-def test_slots_are_vectors_where_factored():
-    for name, shape in _SHAPES.items():
-        made = T5XAdafactor(beta1=0.9 if name == "three" else None)
-        others = len(made.variables)
-        made.build([tf.Variable(np.zeros(shape, np.float32))])
-        slots = [variable.shape.as_list() for variable in made.variables[others:]]
-        if name in _FACTORED:
-            row, column = _FACTORED[name]
-            wanted = [np.delete(shape, column).tolist(), np.delete(shape, row).tolist()]
-        else:
-            wanted = [shape]
-        assert slots == wanted + [shape] * (name == "three"), name
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_slots_of_other_dtypes(dtype):
-    start, gradients = _given([4, 5])
-    gradients = [
-        gradient.astype(tf.as_dtype(dtype).as_numpy_dtype) for gradient in gradients
-    ]
-    start = start.astype(tf.as_dtype(dtype).as_numpy_dtype)
+def test_slots_of_bfloat16_weights_are_float32():
+    start, gradients = _given([4, 5], dtype=tf.bfloat16.as_numpy_dtype)
     made = T5XAdafactor(0.3)
     *_, found = _steps(made, start, gradients)
     *_, wanted = _oracle(start, map(np.float64, gradients), None, [0.3] * 5)
-    tolerance = 0.03 if dtype == "bfloat16" else 1e-6
-    np.testing.assert_allclose(
-        np.float64(found), wanted, rtol=tolerance, atol=tolerance
-    )
-    assert found.dtype == dtype
-    assert made.variables[-1].dtype == ("float32" if dtype == "bfloat16" else dtype)
-
-
-@pytest.mark.parametrize("beta1", [None, 0.9])
-def test_a_compiled_step_is_the_eager_one(beta1):
-    """By XLA, of static shapes; a gradient may be sparse."""
-    starts, gradients = zip(*(_given(shape) for shape in _SHAPES.values()))
-    eager, compiled = ([tf.Variable(start) for start in starts] for _ in range(2))
-    one, other = (T5XAdafactor(0.1, beta1=beta1) for _ in range(2))
-    other.build(compiled)
-
-    @tf.function(jit_compile=True)
-    def step(values):
-        other.apply_gradients(zip(values, compiled))
-
-    for values in zip(*gradients):
-        one.apply_gradients(zip(map(tf.constant, values), eager))
-        step(list(map(tf.constant, values)))
-    for own, same in zip(eager, compiled):
-        np.testing.assert_allclose(own, same, rtol=1e-4, atol=1e-6)
-
-
-def test_a_sparse_gradient_is_its_dense_one():
-    start, _ = _given([130, 128])
-    rows = np.random.default_rng(0).normal(size=[2, 128]).astype(np.float32)
-    dense = np.zeros([130, 128], np.float32)
-    dense[3], dense[7] = rows
-    sparse = tf.IndexedSlices(tf.constant(rows), tf.constant([3, 7]), [130, 128])
-    found = []
-    for gradient in (sparse, tf.constant(dense)):
-        variable = tf.Variable(start)
-        T5XAdafactor(0.3).apply_gradients([(gradient, variable)])
-        found.append(variable.numpy())
-    np.testing.assert_array_equal(*found)
-    assert np.abs(found[0] - start).max() > 0.01
-
-
-_CHANGED = dict(
-    learning_rate=0.25,
-    factored=False,
-    multiply_by_parameter_scale=False,
-    beta1=0.5,
-    decay_rate=0.7,
-    step_offset=1,
-    clipping_threshold=2.0,
-    weight_decay_rate=0.01,
-    min_dim_size_to_factor=4,
-    epsilon1=1e-20,
-    epsilon2=0.5,
-)
+    np.testing.assert_allclose(np.float64(found), wanted, rtol=0.03, atol=0.03)
+    assert found.dtype == "bfloat16" and made.variables[-1].dtype == "float32"
 
 
 def test_its_config_makes_it_again():
-    made = T5XAdafactor(**_CHANGED)
+    changed = dict(learning_rate=0.25, factored=False, beta1=0.5, epsilon2=0.5)
+    made = T5XAdafactor(**changed)
     config = tf.keras.optimizers.serialize(made)
     again = tf.keras.optimizers.deserialize(config)
     assert type(again) is T5XAdafactor and again.get_config() == made.get_config()
-    for name, value in _CHANGED.items():
+    for name, value in changed.items():
         assert again.get_config()[name] == value, name
-        assert T5XAdafactor().get_config()[name] != value, name
-    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.4, 1, 0.5)
-    again = T5XAdafactor.from_config(T5XAdafactor(schedule).get_config())
-    assert float(again._learning_rate(2)) == pytest.approx(0.1)
-
-
-def _model():
-    tf.keras.utils.set_random_seed(0)
-    layers = [tf.keras.layers.Dense(130, input_shape=(128,)), tf.keras.layers.Dense(3)]
-    model = tf.keras.Sequential(layers)
-    options = dict(beta1=0.9, weight_decay_rate=0.01)
-    model.compile(T5XAdafactor(0.1, **options), "mse")
-    return model
-
-
-@pytest.mark.parametrize("way", ["keras", "weights", "checkpoint"])
-def test_training_goes_on_to_the_same_bytes(way, tmp_path):
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=[40, 128]), random.normal(size=[40, 3])
-    options = dict(batch_size=8, shuffle=False, verbose=0)
-    model = _model()
-    model.fit(x[:24], y[:24], **options)
-    path = str(tmp_path / ("saved.keras" if way == "keras" else "saved"))
-    if way == "keras":
-        model.save(path)
-        again = tf.keras.models.load_model(path)
-    elif way == "weights":
-        model.save_weights(path)
-        again = _model()
-        again.load_weights(path)
-    else:
-        made = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
-        again = _model()
-        again.optimizer.build(again.trainable_variables)
-        tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(
-            made
-        ).assert_consumed()
-    for each in (model, again):
-        each.fit(x[24:], y[24:], **options)
-    assert int(again.optimizer.iterations) == 5
-    for own, same in zip(model.get_weights(), again.get_weights()):
-        np.testing.assert_array_equal(own, same)
-
-
-def test_a_private_run_goes_on_to_the_same_bytes(tmp_path):
-    """Stopped after a step that was saved, with momentum and with factored slots."""
-    spec = PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=5)
-    plan, found = make_plan(spec), []
-    random = np.random.default_rng(0)
-    x = random.normal(size=[40, 128]).astype(np.float32)
-
-    def run(directory, last):
-        model = _model()
-
-        def stop(step, _):
-            if step == last:
-                raise InterruptedError
-
-        train(
-            plan,
-            lambda batch: tf.reduce_sum(model(batch["x"]) ** 2, 1),
-            model.trainable_variables,
-            make_optimizer(plan, 0.1, "t5x_adafactor", noise_seed=7, beta1=0.9),
-            lambda at: {"x": x[at]},
-            4,
-            layers=[model],
-            directory=tmp_path / directory,
-            data_fingerprint="x",
-            save_every=2,
-            on_step=stop,
-        )
-        found.append(model.get_weights())
-
-    with pytest.raises(InterruptedError):
-        run("stopped", 1)
-    # Both go on from the seeds that were drawn, and from the first weights.
-    shutil.copytree(tmp_path / "stopped", tmp_path / "whole")
-    run("whole", None)
-    with pytest.raises(InterruptedError):
-        run("stopped", 3)
-    run("stopped", None)
-    for own, same in zip(*found):
-        np.testing.assert_array_equal(own, same)
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "option, value",
     [
-        ({"factored": "yes"}, "factored is 'yes'; choose one of True, False"),
-        ({"beta1": 1.0}, r"beta1 is 1.0; it must lie in \[0.0, 1.0\)"),
-        ({"decay_rate": 0}, "decay_rate is 0; it must be a finite number above 0"),
-        ({"step_offset": -1}, "step_offset is -1"),
-        ({"clipping_threshold": math.nan}, "clipping_threshold is nan"),
-        ({"weight_decay_rate": -0.1}, "weight_decay_rate is -0.1"),
-        ({"min_dim_size_to_factor": 1.5}, "min_dim_size_to_factor is 1.5"),
-        ({"epsilon1": 0.0}, "epsilon1 is 0.0"),
-        ({"epsilon2": math.inf}, "epsilon2 is inf"),
+        ("factored", "yes"),
+        ("beta1", 1.0),
+        ("step_offset", -1),
+        ("clipping_threshold", math.nan),
+        ("min_dim_size_to_factor", 1.5),
+        ("epsilon1", 0.0),
     ],
 )
-def test_values_out_of_range_are_refused_where_it_is_made(options, message):
-    with pytest.raises(InputError, match=message):
-        T5XAdafactor(**options)
+def test_values_out_of_range_are_refused_where_it_is_made(option, value):
+    with pytest.raises(InputError, match=f"{option} is {value!r}"):
+        T5XAdafactor(**{option: value})
 
 
 def test_a_private_run_counts_its_steps_from_zero():
@@ -358,6 +188,3 @@ def test_a_private_run_counts_its_steps_from_zero():
     plan = make_plan(spec)
     with pytest.raises(InputError, match="step_offset is 1000.*Leave it at 0"):
         make_optimizer(plan, 0.1, "t5x_adafactor", step_offset=1000)
-    for engine, beta1 in itertools.product(("fast", "dpkeras"), (None, 0.9)):
-        made = make_optimizer(plan, 0.1, "t5x_adafactor", engine, beta1=beta1)
-        assert isinstance(made, T5XAdafactor) and made.beta1 == beta1

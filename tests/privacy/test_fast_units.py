@@ -24,38 +24,29 @@ def _by_unit(gradients, size, weights=None):
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    ("name", "size"), [(name, 2 + number % 2) for number, name in enumerate(_NAMES)]
+)
 def test_units_equal_a_naive_float64_loop(name, size):
-    model, twin, x = oracle.made(name)
-    gradients = _by_unit(oracle.naive(twin, x), size)
+    """Cross terms between the rows of a unit included."""
+    _, twin, x = oracle.made(name)
+    rows = oracle.naive(twin, x)
+    gradients = _by_unit(rows, size)
     norms = oracle.norms(gradients)
     clip_norm = float(np.sort(norms)[0] * 1.01)  # one unit is kept, others clipped
     options = {"clip_norm": clip_norm, "mode": "eager"}
-    found = oracle.run(model, x, rows_per_unit=size, **options)
+    found = oracle.run(twin, x, rows_per_unit=size, **options)
     assert found.norms.shape == [ROWS // size] and found.losses.shape == [ROWS]
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-11)
+    without = np.sqrt((oracle.norms(rows) ** 2).reshape(-1, size).sum(1))
+    assert np.max(np.abs(without / norms - 1)) > 0.01
     expected = oracle.clipped_by_hand(gradients, clip_norm)
-    # Units are clipped by a bound on their norm, a few roundings above it.
-    oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
-
-
-def test_norms_of_each_weight_hold_the_cross_terms_between_rows():
-    for name in ("language", "conv1d", "tied, wide"):
-        model, twin, x = oracle.made(name)
-        rows = oracle.naive(twin, x)
-        gradients = _by_unit(rows, 3)
-        found = oracle.norms_apart(model, x, rows_per_unit=3)
-        for norms, gradient, by_row in zip(found, gradients, rows):
-            np.testing.assert_allclose(norms, oracle.norms([gradient]), rtol=1e-5)
-            squares = oracle.norms([by_row]) ** 2
-            without = np.sqrt(squares.reshape(-1, 3).sum(1))
-            assert np.max(np.abs(without / norms - 1)) > 0.05
+    oracle.assert_close(found.sums, expected, clip_norm, tolerance=1e-9)
 
 
 @pytest.mark.parametrize(
     ("garbage", "mode"),
-    [(0.0, "eager"), (np.nan, "eager"), (1e30, "eager"), (np.nan, "xla")],
+    [(0.0, "eager"), (1e30, "eager"), (np.nan, "xla")],
 )
 def test_padding_rows_inside_a_unit_change_nothing(garbage, mode):
     """Of unit 0 one row is missing, of unit 2 both; unit 1 is whole."""
@@ -81,10 +72,8 @@ def test_padding_rows_inside_a_unit_change_nothing(garbage, mode):
     oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("bad", "mode"), [(np.nan, "eager"), (np.inf, "eager"), (np.nan, "xla")]
-)
-def test_a_row_that_is_no_number_costs_its_unit_and_nobody_else(bad, mode):
+@pytest.mark.parametrize(("bad", "mode"), [(np.nan, "eager"), (np.inf, "xla")])
+def test_nan_row_contributes_nothing_and_costs_its_unit_alone(bad, mode):
     model, twin, x = oracle.made("nested")
     gradients = [g[[0, 2]] for g in _by_unit(oracle.naive(twin, x), 2)]
     norms = oracle.norms(gradients)
@@ -98,7 +87,8 @@ def test_a_row_that_is_no_number_costs_its_unit_and_nobody_else(bad, mode):
     # Units are clipped by a bound on their norm, a few roundings above it.
     oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
     # Alone, such a unit leaves nothing at all.
-    alone = oracle.run(model, x[2:4], clip_norm=clip_norm, mode=mode, rows_per_unit=2)
+    options = {"clip_norm": clip_norm, "mode": "eager", "rows_per_unit": 2}
+    alone = oracle.run(model, x[2:4], **options)
     assert all(not np.any(total) for total in alone.sums)
 
 
@@ -133,7 +123,7 @@ def test_rows_that_make_no_whole_units_are_refused(size, message):
         oracle.run(model, x, mode="eager", rows_per_unit=size)
 
 
-def test_texts_whose_layer_loses_the_number_of_rows_are_told_apart():
+def test_rows_of_texts_are_clipped_though_the_layer_loses_their_number():
     """`TextVectorization` gives [None, 4]; a batch of its own for every row."""
     texts = tf.keras.layers.TextVectorization(output_sequence_length=4)
     texts.adapt(["sort a list", "open one file"])
@@ -147,35 +137,16 @@ def test_texts_whose_layer_loses_the_number_of_rows_are_told_apart():
             tf.keras.layers.Dense(1),
         ]
     )
-    rows = tf.constant(["sort a file", "open", "one list a list", "sort sort"])
+    rows = np.array(["sort a file", "open", "one list a list", "sort sort"], object)
     weights = tf.constant([1.0, 1.0, 0.0, 1.0])
-
-    def losses(x):
-        return tf.reduce_sum(model(x) ** 2, axis=1)
-
-    variables = model.trainable_variables
-    run = tf.function(
-        lambda x: (
-            fast.clipped_sum(
-                lambda: losses(x), [model], variables, 0.02, weights=weights
-            ).sums
-        )
-    )
-    wanted = [np.zeros(v.shape) for v in variables]
-    for row in (0, 1, 3):
-        with tf.GradientTape() as tape:
-            loss = losses(rows[row : row + 1])
-        found = tape.gradient(loss, variables, unconnected_gradients="zero")
-        found = [tf.convert_to_tensor(g).numpy().astype(np.float64) for g in found]
-        norm = np.sqrt(sum((g**2).sum() for g in found))
-        wanted = [w + g * min(1, 0.02 / norm) for w, g in zip(wanted, found)]
-    for one, other in zip(run(rows), wanted):
+    found = oracle.run(model, rows, clip_norm=0.02, weights=weights)
+    gradients = [g[[0, 1, 3]].astype(np.float64) for g in oracle.naive(model, rows)]
+    for one, other in zip(found.sums, oracle.clipped_by_hand(gradients, 0.02)):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
-    fast.check(losses, [model], variables, inputs=[rows])
 
 
-@pytest.mark.parametrize("identifier", [-1, 7, 12])
-def test_an_id_that_is_none_cannot_escape_clipping(identifier):
+@pytest.mark.parametrize("identifier", [-1, 12])
+def test_an_extreme_id_cannot_escape_clipping(identifier):
     """XLA reads the nearest row for it, and adds its gradient to none."""
     ids, weights = tf.constant([[1, 2], [3, identifier]]), tf.constant([0.0, 1.0])
     embedding = tf.keras.layers.Embedding(7, 3)

@@ -8,107 +8,23 @@ import operator
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_before_spending import _spec, _train, _unpaid
+from helpers.small_runs import small_run, small_spec, unpaid
 
-from tfdpsq.privacy import checkpoint, read_ledger, training
+from tfdpsq.privacy import checkpoint, discard_state, read_ledger
 from tfdpsq.privacy.loop import Kept
 from tfdpsq.validation import DataError, InputError
 
 
-def test_a_seed_of_samples_is_refused_where_a_directory_keeps_one(tmp_path):
-    """Killed and begun with another one, a run took a paid step on other rows."""
-    with pytest.raises(ValueError, match="other rows under the same noise"):
-        _train(tmp_path, _spec(), sampler_seed=5)
-    assert _unpaid(tmp_path)
-
-
-def test_what_holds_the_seeds_does_not_show_them(tmp_path):
-    """Tracebacks and logs show the `repr` of what a frame holds."""
-    found = checkpoint.open_secrets(tmp_path, 0, {})
-    kept = Kept(tmp_path, None, found)
-    for seed in (found.noise_seed, found.sampler_seed):
-        assert str(seed) not in f"{found!r} {kept!r} {kept}"
-
-
-def test_a_run_goes_on_with_the_draws_of_its_own_version_only(tmp_path, monkeypatch):
-    """Other draws from the same seeds are other noise on a paid step."""
-    assert _train(tmp_path, _spec(), on_step=lambda step, loss: True) == 1
-    with monkeypatch.context() as changed:
-        changed.setattr(training, "SCHEME", "one draw")
-        with pytest.raises(ValueError, match="random_numbers was Philox .*one draw"):
-            _train(tmp_path, _spec())
-    assert _train(tmp_path, _spec()) == 3
-
-
-def test_a_state_of_other_shapes_is_not_restored(tmp_path):
-    found = checkpoint.open_secrets(tmp_path, 0, {})
-    checkpoint.save(tmp_path, 2, [tf.Variable([1.0, 2.0])], found)
-    for other in ([tf.Variable([1, 2])], [tf.Variable([[1.0, 2.0]])]):
-        before = other[0].numpy().tolist()
-        with pytest.raises(InputError, match="state of another model or optimizer"):
-            checkpoint.restore(tmp_path, other, 2, found)
-        assert other[0].numpy().tolist() == before
-
-
-def test_weights_that_are_not_finite_are_not_gone_on_with(tmp_path):
-    """Rewritten ones paid for the whole plan before training was said to diverge."""
-    bad = np.array([[np.nan], [0], [np.inf]], np.float32)
-    with pytest.raises(InputError, match="before the first step.*Nothing was paid"):
-        _train(tmp_path, _spec(epsilon=float("inf")), initial=bad)
-    assert _unpaid(tmp_path)
-    assert _train(tmp_path, _spec(), on_step=lambda step, loss: True) == 1
-    path = tmp_path / checkpoint.STATE / "step-00000001.npz"
-    with np.load(path) as saved:
-        values = dict(saved)
-    np.savez(path, **{**values, "00000": bad})
-    with pytest.raises(DataError, match="step-00000001.npz: .* holds NaN or infinite"):
-        _train(tmp_path, _spec())
-    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
-    np.savez(path, **values)
-    assert _train(tmp_path, _spec()) == 3
-
-
-def test_a_file_that_is_named_otherwise_is_no_state(tmp_path):
-    """A backup was read as a number; a copy was deleted as an old state."""
-    found = checkpoint.open_secrets(tmp_path, 0, {})
-    weights = [tf.Variable([1.0, 2.0])]
-    names = ["step-backup.npz", "step-00000001 (1).npz", "step-0.npz"]
-    for name in names:
-        (tmp_path / checkpoint.STATE / name).write_text("mine")
-    for step in (1, 2, 3, 10**8):
-        checkpoint.save(tmp_path, step, weights, found)
-    assert checkpoint.steps_taken(tmp_path) == 10**8
-    assert checkpoint.restore(tmp_path, weights, 10**8, found) == 10**8
-    left = {path.name for path in (tmp_path / checkpoint.STATE).glob("step-*")}
-    assert left == {*names, "step-00000003.npz", "step-100000000.npz"}
-
-
-def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
-    """Nobody knows whether its draws were these: paid steps could get others."""
-    checkpoint.open_secrets(tmp_path, 0, {"engine": "fast"})
-    with pytest.raises(InputError, match="older tfdpsq"):
-        checkpoint.open_secrets(tmp_path, 1, {"engine": "fast", "random_numbers": "x"})
-
-
-def test_only_the_first_variable_that_differs_is_named(tmp_path):
-    """A model of a hundred variables listed them all, twice."""
-    kinds = [([n, n], "float32") for n in range(100)]
-    checkpoint.open_secrets(tmp_path, 0, {"variables": repr(kinds)})
-    for now in (kinds[:70], [*kinds[:70], ([1], "float32"), *kinds[71:]], "damaged"):
-        with pytest.raises(InputError, match="began with other variables") as refused:
-            checkpoint.open_secrets(tmp_path, 1, {"variables": str(now)})
-        assert len(str(refused.value)) < 500
-        if now != "damaged":
-            assert "variable.70: ([70, 70], 'float32') there" in str(refused.value)
-
-
 def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
-    """One of them alone must not give the other away, nor be searched through."""
+    """One of them alone must not give the other away, nor be searched through.
+
+    Until a step is paid for they are drawn again: a copy of the directory may have
+    gone on as another run.
+    """
     seeds = []
-    for number in range(40):
-        directory = tmp_path / f"{number}"
-        found = checkpoint.open_secrets(directory, 0, {})
-        assert checkpoint.open_secrets(directory, 1, {}) == found
+    for _ in range(40):
+        found = checkpoint.open_secrets(tmp_path, 0, {})
+        assert checkpoint.open_secrets(tmp_path, 1, {}) == found
         seeds += [found.noise_seed, found.sampler_seed]
     assert len(set(seeds)) == 80
     # Each bit is 0 in some and 1 in others: missed by chance once in 10^21.
@@ -118,27 +34,94 @@ def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
     # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
     for one, other in itertools.combinations(seeds, 2):
         assert 20 < bin(one ^ other).count("1") < 108
+    discard_state(tmp_path)
+    assert not (tmp_path / checkpoint.STATE).exists()
+    discard_state(tmp_path)
+
+
+def test_seeds_are_bound_to_their_ledger_and_states_to_their_seeds(tmp_path):
+    """Restored from different backups, paid steps would be taken again as others."""
+    found = checkpoint.open_secrets(tmp_path, 0, {}, ledger="one")
+    assert checkpoint.open_secrets(tmp_path, 1, {}, ledger="one") == found
+    with pytest.raises(DataError, match="not the seeds of the 1 steps"):
+        checkpoint.open_secrets(tmp_path, 1, {}, ledger="other")
+    checkpoint.save(tmp_path, 1, [tf.Variable([1.0, 2.0])], found)
+    others = checkpoint.Secrets(found.noise_seed, found.sampler_seed ^ 1)
+    with pytest.raises(DataError, match="not the seeds that"):
+        checkpoint.restore(tmp_path, [tf.Variable([1.0, 2.0])], 1, others)
+
+
+def test_objects_that_hold_the_seeds_do_not_show_them(tmp_path):
+    """Tracebacks and logs show the `repr` of what a frame holds."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    kept = Kept(tmp_path, None, found)
+    for seed in (found.noise_seed, found.sampler_seed):
+        assert str(seed) not in f"{found!r} {kept!r} {kept}"
+
+
+def test_weights_that_are_not_finite_are_not_gone_on_with(tmp_path):
+    bad = np.array([[np.nan], [0], [np.inf]], np.float32)
+    with pytest.raises(InputError, match="before the first step.*Nothing was paid"):
+        small_run(tmp_path, small_spec(epsilon=float("inf")), initial=bad)
+    assert unpaid(tmp_path)
+    assert small_run(tmp_path, small_spec(), on_step=lambda step, loss: True) == 1
+    path = tmp_path / checkpoint.STATE / "step-00000001.npz"
+    with np.load(path) as saved:
+        values = dict(saved)
+    np.savez(path, **{**values, "00000": bad})
+    with pytest.raises(DataError, match="step-00000001.npz: .*NaN"):
+        small_run(tmp_path, small_spec())
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
+
+
+def test_state_of_other_shapes_is_not_restored(tmp_path):
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    with pytest.raises(InputError, match="there is no saved state"):
+        checkpoint.restore(tmp_path, [tf.Variable([1.0, 2.0])], 2, found)
+    checkpoint.save(tmp_path, 2, [tf.Variable([1.0, 2.0])], found)
+    for other in ([tf.Variable([1, 2])], [tf.Variable([[1.0, 2.0]])]):
+        before = other[0].numpy().tolist()
+        with pytest.raises(InputError, match="another model or optimizer"):
+            checkpoint.restore(tmp_path, other, 2, found)
+        assert other[0].numpy().tolist() == before
+
+
+def test_bfloat16_weights_are_restored_bit_by_bit(tmp_path):
+    secrets = checkpoint.open_secrets(tmp_path, 0, {})
+    values = [[1.5, -0.0078125, 3e38], [0.1, 0.2, 0.3]]
+    saved = [tf.Variable(v, dtype=tf.bfloat16) for v in values]
+    checkpoint.save(tmp_path, 4, saved, secrets)
+    loaded = [tf.Variable(tf.zeros([3], tf.bfloat16)) for _ in values]
+    assert checkpoint.restore(tmp_path, loaded, 4, secrets) == 4
+    for one, other in zip(saved, loaded):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_flipped_byte_of_a_state_is_refused_or_harmless(tmp_path):
+    """One in 332 was a NotImplementedError of zip."""
+    secrets = checkpoint.open_secrets(tmp_path, 0, {})
+    variables = [tf.Variable([[1.0, 2.0]]), tf.Variable(3, dtype=tf.int64)]
+    checkpoint.save(tmp_path, 3, variables, secrets)
+    (path,) = (tmp_path / checkpoint.STATE).glob("*.npz")
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), 4):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        try:
+            checkpoint.restore(tmp_path, variables, 5, secrets)
+        except InputError:
+            refused += 1
+    assert refused > len(whole) / 10  # of values, names and lengths
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"noise_seed": -1},
-        {"sampler_seed": 1 << 128},
-        {"noise_seed": float("inf")},
-        {"noise_seed": True},
-        {"sampler_seed": "5"},
-        {"settings": []},
-    ],
+    "changes", [{"noise_seed": -1}, {"sampler_seed": 1 << 128}, {"noise_seed": "5"}]
 )
-def test_damaged_seeds_are_named(tmp_path, changes):
+def test_damaged_seeds_are_refused(tmp_path, changes):
     kept = {"noise_seed": 1, "sampler_seed": (1 << 128) - 1, "settings": {}}
     path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
     path.parent.mkdir()
     path.write_text(json.dumps(kept))
     assert checkpoint.open_secrets(tmp_path, 1, {}).noise_seed == 1
     path.write_text(json.dumps({**kept, **changes}))
-    with pytest.raises(DataError, match="does not hold the run's two seeds"):
+    with pytest.raises(DataError, match="the run's two seeds"):
         checkpoint.open_secrets(tmp_path, 1, {})
-    if changes.get("sampler_seed") == 1 << 128:
-        assert checkpoint.open_secrets(tmp_path, 1, {}, secure=True)

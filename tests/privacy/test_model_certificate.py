@@ -1,6 +1,5 @@
 """The certificate that a private model of another project has."""
 
-import hashlib
 import json
 import shutil
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 from helpers import plans
 
 from tfdpsq import privacy
-from tfdpsq.privacy.proof import budget, certificate, composition
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run import verify
 from tfdpsq.validation import InputError
 
@@ -40,6 +39,7 @@ def _data(rows=64):
 
 def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     model = _model()
+    model.reads.record("scores of an earlier model", "the terminal")
     model.fit(*_data(), directory=tmp_path / "private")
     pairs = "hmac-sha256:" + "3" * 64
     written = tmp_path / "certificate.json"
@@ -54,24 +54,10 @@ def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     assert 7.5 < read["guarantee"]["epsilon"] <= 8.0
     assert read["accounting"]["steps_executed"] == 4
     assert read["ledger_head"] == privacy.read_ledger(paid).head
-    assert read["training"]["trained_parameters"] == 21
-    digest = hashlib.sha256()
-    for kernel in model.model.get_weights():
-        of_array = f"{kernel.dtype} {kernel.shape} {kernel.nbytes} "
-        digest.update(of_array.encode() + kernel.tobytes())
-    assert read["training"]["weights"] == digest.hexdigest()
-    # Of a copied directory, continued elsewhere: the same noise, other roundings.
-    other = {**read, "training": {**read["training"], "weights": "0" * 64}}
-    other["digest"] = certificate.digest_of(other)
-    releases = {"one": budget.release_of(read), "two": budget.release_of(other)}
-    with pytest.raises(InputError, match="two runs from a copied ledger"):
-        composition.compose(releases)
-    assert composition.compose({"one": releases["one"], "same": releases["one"]})
-    assert "training loss of every step" in read["private_reads"][0]["what"]
+    reads = [entry["what"] for entry in read["private_reads"]]
+    assert reads == ["scores of an earlier model", "the training loss of every step"]
     assert "one query moves the sum" in read["mechanism"]["sensitivity_argument"]
     assert budget.release_of(read).pairs == pairs
-    read["guarantee"]["epsilon"] = 1.0
-    assert privacy.verify_certificate(read).problems
 
 
 def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
@@ -80,22 +66,13 @@ def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
             raise KeyboardInterrupt
 
     x, y = _data()
-    first = _model()
+    options = {"directory": tmp_path / "private", "validation_data": (x, y)}
     with pytest.raises(KeyboardInterrupt):
-        first.fit(
-            x,
-            y,
-            directory=tmp_path / "private",
-            validation_data=(x, y),
-            steps_per_epoch=2,
-            callbacks=[Stop()],
-        )
+        _model().fit(x, y, steps_per_epoch=2, callbacks=[Stop()], **options)
     model = _model()  # as a new process makes it
     model.fit(x, y, directory=tmp_path / "private")
-    privacy.discard_state(tmp_path / "private")
     found = model.certificate("Three numbers from six.")
-    read = [entry["what"] for entry in found["private_reads"]]
-    assert read == [
+    assert [entry["what"] for entry in found["private_reads"]] == [
         "the validation data, after every epoch",
         "the training loss of every step",
     ]
@@ -117,17 +94,15 @@ def test_statistics_of_rows_are_released_only_where_their_owner_is_declared(tmp_
     with pytest.raises(InputError, match=r"adapt\(\) was called on normalization"):
         refused.fit(x, y, directory=tmp_path / "private")
     assert not list(tmp_path.rglob("ledger.jsonl"))
+    assert refused.steps_executed == 0
     strict = _model(outer, options={"strict": True, "adapted_to": "private"})
     with pytest.raises(InputError, match="strict mode refuses .*normalization"):
         strict.fit(x, y)
-    assert refused.steps_executed == strict.steps_executed == 0
-
     stated = _model(outer, options={"adapted_to": "private"})
     stated.fit(x, y)
     found = stated.certificate("Three numbers from six.")
     (read,) = (e for e in found["private_reads"] if "adapted" in e["what"])
     assert read["where"] == "the weights" and "normaliz" in read["what"]
-
     _, _, outer = _adapted()
     free = _model(outer, options={"adapted_to": "public"})
     free.fit(x, y)
@@ -135,11 +110,6 @@ def test_statistics_of_rows_are_released_only_where_their_owner_is_declared(tmp_
     assert found["training"]["adapted_layers"].endswith(", to public data")
     assert not any("adapted" in e["what"] for e in found["private_reads"])
     assert privacy.verify_certificate(found).problems == ()
-
-    _, _, outer = _adapted()
-    _model(outer, epsilon=float("inf")).fit(x, y)  # nothing is protected there
-    with pytest.raises(InputError, match="adapted_to is 'mine'"):
-        _model(outer, options={"adapted_to": "mine"})
 
 
 def test_noise_of_a_seed_that_somebody_chose_has_none(tmp_path):
@@ -165,14 +135,6 @@ def test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_not_h
     assert privacy.verify_certificate(found).problems == ()
 
 
-def test_users_rows_are_said_to_be_clipped_together():
-    model = _model(unit="user", rows_per_unit=2, num_units=32, batch_size=8)
-    model.fit(*_data(), groups=privacy.Groups.of(np.arange(64) % 32))
-    found = model.certificate("Three numbers from six.")
-    assert "draws of one user are" in found["mechanism"]["sensitivity_argument"]
-    assert found["guarantee"]["unit"] == "user"
-
-
 def test_a_plan_that_did_not_end_has_none():
     """When it was stopped may tell of the data: then the whole plan is to be stated."""
 
@@ -188,52 +150,13 @@ def test_a_plan_that_did_not_end_has_none():
         model.certificate("Three numbers from six.")
 
 
-def test_what_json_cannot_hold_is_refused():
-    model = _model()
-    model.fit(*_data())
-    with pytest.raises(InputError, match="what JSON cannot"):
-        model.certificate("Three numbers.", fingerprints={"pairs": float("nan")})
-
-
-def _recompile(model):
-    """Compiles with a new optimizer, as rerunning a notebook's cell does."""
-    optimizer = privacy.make_optimizer(model.plan, 0.1)
-    model.compile(optimizer, loss="mean_squared_error")
-
-
-@pytest.mark.parametrize("left", ["nothing", "the ledger of another run"])
-def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path, left):
+def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path):
     """Two runs on the same rows would be certified as one."""
     model, run = _model(), tmp_path / "run"
     model.fit(*_data(), directory=run)
-    head = model.certificate("Three numbers from six.")["ledger_head"]
     shutil.rmtree(run)
-    if left != "nothing":
-        other = _model()
-        other.fit(*_data(), directory=run)
-        assert other.certificate("Three numbers from six.")["ledger_head"] != head
-    _recompile(model)
+    # As rerunning a notebook's cell does.
+    model.compile(privacy.make_optimizer(model.plan, 0.1), loss="mean_squared_error")
     with pytest.raises(InputError, match="the same budget a second time"):
         model.fit(*_data(), directory=run)
-    assert (model.steps_executed, run.exists()) == (4, left != "nothing")
-
-
-def test_one_name_in_two_working_directories_is_two_runs(tmp_path, monkeypatch):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "one")
-    model = _model()
-    model.fit(*_data(), directory="run")
-    monkeypatch.chdir(tmp_path / "two")
-    _recompile(model)
-    with pytest.raises(InputError, match="the same budget a second time"):
-        model.fit(*_data(), directory="run")
-
-
-def test_reads_that_the_caller_recorded_before_are_listed(tmp_path):
-    model = _model()
-    model.reads.record("scores of an earlier model", "the terminal")
-    model.fit(*_data(), directory=tmp_path / "run")
-    found = model.certificate("Three numbers from six.")["private_reads"]
-    assert [read["what"] for read in found][0] == "scores of an earlier model"
-    assert len(found) == 2
+    assert model.steps_executed == 4 and not run.exists()

@@ -11,7 +11,6 @@ from tfdpsq.privacy import Groups, PrivacySpec, make_plan
 from tfdpsq.privacy.randomness.sampling import (
     PoissonSampler,
     ShuffledSampler,
-    UserSampler,
 )
 from tfdpsq.validation import InputError
 
@@ -39,7 +38,7 @@ def test_poisson_batches_are_accounted_for_as_poisson_samples():
     assert plan.event(7) == dp_accounting.SelfComposedDpEvent(one, 7)
 
 
-def test_shuffled_batches_are_accounted_for_epoch_by_epoch_without_amplification():
+def test_shuffled_batches_cost_every_epoch_without_amplification():
     plan = _plan(**_SHUFFLED)
     sampler = plan.sampler(seed=1)
     assert isinstance(sampler, ShuffledSampler)
@@ -55,7 +54,7 @@ def test_shuffled_batches_are_accounted_for_epoch_by_epoch_without_amplification
     assert poisson.epsilon(25) < 0.7 * plan.epsilon(25)
 
 
-def test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted():
+def test_unit_is_drawn_once_an_epoch_and_in_no_more_epochs_than_counted():
     """The event rests on this: count a unit's batches, epoch by epoch and in all."""
     plan = _plan(
         num_units=61, batch_size=7, **_SHUFFLED
@@ -69,17 +68,7 @@ def test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted():
     assert seen.sum(axis=0).max() <= plan.event(25).count == 4
 
 
-def test_a_plan_for_users_draws_users_and_rows_of_each():
-    plan = _plan(num_units=30, unit="user", rows_per_unit=3, epsilon=math.inf)
-    assert plan.max_rows == 3 * plan.max_batch_size
-    draw = plan.sampler(seed=1, groups=_GROUPS).draw(0)
-    assert len(draw.indices) == len(draw.weights) == plan.max_rows
-    shuffled = _plan(num_units=30, unit="user", **_SHUFFLED).sampler(groups=_GROUPS)
-    assert isinstance(shuffled, UserSampler)
-    assert isinstance(shuffled.units, ShuffledSampler)
-
-
-def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
+def test_fewer_units_than_the_bound_are_sampled_with_its_probability():
     """Else the sampling probability would give away how many there are."""
     sampler = _plan(epsilon=math.inf).sampler(units=45)
     assert sampler.n == 45
@@ -90,29 +79,12 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
 @pytest.mark.parametrize(
     "spec, options, message",
     [
-        ({}, dict(units=61), "have more units than num_units, a bound of 60"),
-        (
-            dict(n_is_public=True),
-            dict(units=59),
-            "have 59 units, but num_units is 60, declared to be exact by n_is_public",
-        ),
-        ({}, dict(groups=_GROUPS), "unit is 'query', but groups were given"),
-        (
-            dict(unit="pair"),
-            dict(groups=_GROUPS),
-            "unit is 'pair', but groups were given",
-        ),
-        (dict(unit="user"), {}, "unit is 'user', but groups is None: give the rows"),
-        (
-            dict(unit="user"),
-            dict(units=20, groups=_GROUPS),
-            "units is 20, but groups has 30",
-        ),
-        (
-            dict(unit="user", num_units=20),
-            dict(groups=_GROUPS),
-            "have more units than num_units, a bound of 20",
-        ),
+        ({}, dict(units=61), "a bound of 60"),
+        (dict(n_is_public=True), dict(units=59), "have 59 units"),
+        ({}, dict(groups=_GROUPS), "unit is 'query'"),
+        (dict(unit="user"), {}, "groups is None"),
+        (dict(unit="user"), dict(units=20, groups=_GROUPS), "groups has 30"),
+        (dict(unit="user", num_units=20), dict(groups=_GROUPS), "a bound of 20"),
     ],
 )
 def test_data_that_do_not_fit_the_plan_are_refused(spec, options, message):
@@ -121,64 +93,50 @@ def test_data_that_do_not_fit_the_plan_are_refused(spec, options, message):
         plan.sampler(**options)
 
 
-def test_the_fingerprint_is_of_all_that_decides_what_runs():
+def test_every_field_that_decides_what_runs_changes_the_fingerprint():
     plan = _plan()
     assert plan.fingerprint == _plan().fingerprint
     assert len(plan.fingerprint) == 64
-    # The same number in other clothes is the same plan.
+    # The same number as another type is the same plan.
     assert _plan(num_units=np.int64(60), delta=1 / 120).fingerprint == plan.fingerprint
-    other = dict(
-        epsilon=2.5,
-        clip_norm=0.4,
-        num_units=61,
-        batch_size=7,
-        steps=26,
-        delta=1e-3,
-        unit="user",
-        sampler="shuffled",
-        accountant="pld",
-        sensitivity_multiplier=2.0,
-        n_is_public=True,
-        rows_per_unit=2,
-        clip_groups=3,
-        secure=True,
-        noise_window=3,
-        clip_per_layer=True,
-    )
-    # Of the largest batch, what counts is the one that runs: see below.
-    fields = {field.name for field in dataclasses.fields(PrivacySpec)}
-    assert set(other) == fields - {"max_batch_size"}
-    needed = {
-        "sampler": dict(n_is_public=True),
-        "rows_per_unit": dict(unit="user"),
-        "clip_groups": dict(sensitivity_multiplier=2.5),
-        "noise_window": dict(sampler="shuffled", n_is_public=True),
-    }
-    changed = [
-        dataclasses.replace(
-            plan,
-            spec=dataclasses.replace(
-                plan.spec, **{name: value, **needed.get(name, {})}
-            ),
-        )
-        for name, value in other.items()
+    changes = [
+        dict(epsilon=2.5),
+        dict(clip_norm=0.4),
+        dict(num_units=61),
+        dict(batch_size=7),
+        dict(steps=26),
+        dict(delta=1e-3),
+        dict(unit="user"),
+        dict(unit="user", rows_per_unit=2),
+        dict(n_is_public=True),
+        _SHUFFLED,
+        dict(noise_window=3, **_SHUFFLED),
+        dict(accountant="pld"),
+        dict(sensitivity_multiplier=2.0),
+        dict(sensitivity_multiplier=2.0, clip_groups=3),
+        dict(secure=True),
+        dict(clip_per_layer=True),
     ]
-    changed.append(dataclasses.replace(plan, max_batch_size=plan.max_batch_size + 1))
-    changed.append(
-        dataclasses.replace(
-            plan, noise_multiplier=math.nextafter(plan.noise_multiplier, 9)
-        )
-    )
-    prints = {plan.fingerprint} | {one.fingerprint for one in changed}
-    assert len(prints) == len(changed) + 1
+    # Of the largest batch, what counts is the one that runs.
+    fields = {field.name for field in dataclasses.fields(PrivacySpec)}
+    assert set().union(*changes) == fields - {"max_batch_size"}
+    others = [
+        dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, **change))
+        for change in changes
+    ]
+    more = math.nextafter(plan.noise_multiplier, 9)
+    others.append(dataclasses.replace(plan, max_batch_size=plan.max_batch_size + 1))
+    others.append(dataclasses.replace(plan, noise_multiplier=more))
+    prints = {plan.fingerprint} | {one.fingerprint for one in others}
+    assert len(prints) == len(others) + 1
 
 
-def test_noise_is_stated_to_six_digits_so_that_another_machine_finds_the_same():
+def test_noise_multiplier_has_six_digits_on_every_machine():
     sigma = _plan().noise_multiplier
     assert sigma == float(f"{sigma:.6g}")
 
 
-def test_epsilon_is_of_what_truncation_leaves_of_delta():
+def test_epsilon_is_at_the_delta_that_truncation_leaves():
     """M is so small that cutting batches off costs a third of δ or more."""
     plan = _plan(max_batch_size=14, delta=8e-3, steps=2)
     tails = [math.comb(59, k) * 0.1**k * 0.9 ** (59 - k) for k in range(14)]

@@ -150,7 +150,7 @@ def _shuffled(random, step):
         (_one_unit_favoured, {"inclusion"}),
     ],
 )
-def test_samplers_that_are_off_are_rejected(choose, rejecting):
+def test_broken_samplers_are_rejected(choose, rejecting):
     draws = _Wrong(choose).matrix()
     rejected = {name for name, test in _STATISTICS.items() if test(draws) < _REJECTED}
     assert rejected >= rejecting
@@ -167,32 +167,21 @@ def _matrix(sampler, steps=_STEPS, units=_UNITS):
     return draws
 
 
-@pytest.fixture(scope="module")
-def poisson():
-    return _matrix(PoissonSampler(_UNITS, _Q, _UNITS, seed=7))
+@pytest.fixture(scope="module", params=["default", "secure", "users"])
+def draws(request):
+    if request.param == "users":
+        return request.getfixturevalue("users")[0]
+    seed = SecureSource(7) if request.param == "secure" else 7
+    return _matrix(PoissonSampler(_UNITS, _Q, _UNITS, seed))
 
 
-@pytest.mark.parametrize("name", sorted(_STATISTICS))
-def test_poisson_batches_are_poisson(poisson, name):
-    assert _STATISTICS[name](poisson) > _ACCEPTED
+def test_poisson_batches_are_poisson(draws):
+    """Those of users, too, however many rows they own."""
+    for name, test in _STATISTICS.items():
+        assert test(draws) > _ACCEPTED, name
 
 
-@pytest.fixture(scope="module")
-def secure_poisson():
-    return _matrix(PoissonSampler(_UNITS, _Q, _UNITS, SecureSource(7)))
-
-
-@pytest.mark.parametrize("name", sorted(_STATISTICS))
-def test_secure_poisson_batches_are_poisson(secure_poisson, name):
-    assert _STATISTICS[name](secure_poisson) > _ACCEPTED
-
-
-@pytest.mark.parametrize("name", sorted(_STATISTICS))
-def test_users_are_drawn_as_poisson_however_many_rows_they_own(users, name):
-    assert _STATISTICS[name](users[0]) > _ACCEPTED
-
-
-def test_seeds_are_apart():
+def test_draws_of_other_seeds_are_independent():
     """Draws of one step under different seeds are as good as draws of other steps."""
     draws = np.zeros((_STEPS, _UNITS))
     for seed in range(_STEPS):
@@ -300,18 +289,8 @@ def test_users_rows_are_drawn_independently_of_other_users_and_steps(users):
     )
 
 
-def test_drawing_rows_instead_of_users_is_rejected():
-    """Then a user with four rows would be in nearly four times as many steps."""
-    random = np.random.default_rng(0)
-    draws = np.zeros((_STEPS, _UNITS))
-    for step in range(_STEPS):
-        rows = np.flatnonzero(random.random(len(_LABELS)) < _Q)
-        draws[step, np.asarray(_LABELS)[rows]] = 1
-    assert _inclusion(draws) < _REJECTED
-
-
 @pytest.mark.parametrize("secure", [False, True])
-def test_of_more_rows_than_fit_all_subsets_are_equally_likely(secure):
+def test_all_subsets_of_a_users_rows_are_equally_likely(secure):
     seed = SecureSource(3) if secure else 3
     sampler = UserSampler(PoissonSampler(1, 1.0, 1, seed), Groups.of([0] * 5), 2)
     counts = collections.Counter(
@@ -321,7 +300,7 @@ def test_of_more_rows_than_fit_all_subsets_are_equally_likely(secure):
     assert scipy.stats.chisquare(list(counts.values())).pvalue > _ACCEPTED
 
 
-@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("secure", [False, True])
 def test_shuffled_epochs_are_uniform_permutations_and_apart(secure):
     sampler = ShuffledSampler(4, 4, SecureSource(2) if secure else 2)
     orders = [tuple(sampler.draw(epoch).indices.tolist()) for epoch in range(1200)]
@@ -394,37 +373,6 @@ def test_units_are_dealt_independently_and_uniformly(secure):
     assert _together(cut)[0] < -10
 
 
-@pytest.mark.parametrize("unit", ["dealt", "user", "shuffled"])
-def test_no_secure_draw_has_its_random_numbers_from_anothers_stream(monkeypatch, unit):
-    """Who is drawn, where it is dealt and which of its rows are taken; in each step."""
-    opened, stream = [], SecureSource.stream
-
-    def noted(self, *place):
-        opened.append(place)
-        return stream(self, *place)
-
-    monkeypatch.setattr(SecureSource, "stream", noted)
-    units = PoissonSampler(40, 0.5, 40, SecureSource(9))
-    sampler = {
-        "dealt": DealtSampler(units, 2, 40),
-        "user": UserSampler(units, Groups.of(range(40))),
-        "shuffled": ShuffledSampler(40, 40, SecureSource(9)),
-    }[unit]
-    for step in range(5):
-        sampler.draw(step)
-    assert len(set(opened)) == len(opened) == (5 if unit == "shuffled" else 10)
-
-
-def test_dealing_leaves_out_nothing_while_there_is_room():
-    poisson = PoissonSampler(40, 0.2, 40, seed=5)
-    for step in range(50):
-        drawn = poisson.draw(step)
-        dealt = DealtSampler(poisson, 3, 40).draw(step)
-        assert set(dealt.indices[dealt.weights > 0]) == set(
-            drawn.indices[: drawn.count]
-        )
-
-
 # -- Draws of one step for several purposes ---------------------------------------
 
 
@@ -437,9 +385,10 @@ def _dependence(first, second):
     return scipy.stats.chi2_contingency(table).pvalue
 
 
-def test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn():
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn(secure):
     """Dealt by the sample's own bits, a group would tell who else is in the batch."""
-    poisson = PoissonSampler(40, 0.2, 40, seed=3)
+    poisson = PoissonSampler(40, 0.2, 40, seed=SecureSource(3) if secure else 3)
     dealt = DealtSampler(poisson, 4, 40)
     counts, groups = [], []
     for step in range(3000):
@@ -454,17 +403,3 @@ def test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn():
     for column in np.array(groups).T:
         assert _dependence(np.array(counts), column) > _ACCEPTED
     assert _dependence(np.array(counts), np.array(counts) // 3) < 1e-50
-
-
-def test_the_rows_of_a_user_say_nothing_of_how_many_users_were_drawn():
-    users = UserSampler(
-        PoissonSampler(40, 0.2, 40, seed=4), Groups.of(np.arange(160) // 4)
-    )
-    counts, rows = [], []
-    for step in range(3000):
-        drawn = users.draw(step)
-        if drawn.count >= 3:
-            counts.append(drawn.count)
-            rows.append(drawn.indices[:3] % 4)
-    for column in np.array(rows).T:
-        assert _dependence(np.array(counts), column) > _ACCEPTED

@@ -9,10 +9,10 @@ import tensorflow as tf
 from helpers import plans
 
 from tfdpsq.layers.seeded_dropout import SeededDropout
-from tfdpsq.privacy import make_optimizer, train
-from tfdpsq.privacy.batches import batch_of, padded_rows
-from tfdpsq.privacy.endings import finite_check
+from tfdpsq.privacy import Groups, make_optimizer, read_ledger, train
+from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.randomness.sampling import Draw
+from tfdpsq.validation import InputError
 
 _plan = functools.partial(plans.plan, num_units=12, batch_size=6, steps=4)
 
@@ -39,65 +39,31 @@ def _linear(batch, layer):
     return layer(batch["x"])[:, 0]
 
 
-def test_every_planned_step_runs_and_is_counted():
+def test_the_seeds_replay_a_run_of_every_planned_step():
     seen = []
     executed, weight = _run(
-        _plan(), _linear, on_step=lambda step, loss: seen.append(step)
+        _plan(), _linear, sampler_seed=5, on_step=lambda step, loss: seen.append(step)
     )
     assert executed == 4 and seen == [1, 2, 3, 4]
     assert np.abs(weight).min() > 0
-
-
-def test_the_sampler_and_noise_seeds_replay_a_run():
-    runs = [_run(_plan(), _linear, sampler_seed=5)[1] for _ in range(2)]
-    np.testing.assert_array_equal(*runs)
-    other = _run(_plan(), _linear, sampler_seed=6)[1]
-    assert not np.array_equal(runs[0], other)
-
-
-def test_padding_rows_hold_zeros_and_not_row_zero_of_the_data():
-    seen, marks = [], []
-
-    def losses(batch, layer):
-        tf.py_function(
-            lambda x, w: seen.append((x.numpy(), w.numpy())),
-            [batch["x"], batch["weights"]],
-            [],
-        )
-        return _linear(batch, layer)
-
-    def mark(step, loss):
-        marks.append(len(seen))
-
-    _run(_plan(), losses, sampler_seed=3, on_step=mark)
-    steps = seen[marks[0] :]  # before the first, other padding was tried
-    padding = np.concatenate([x[w == 0] for x, w in steps])
-    real = np.concatenate([x[w == 1] for x, w in steps])
-    assert len(padding) and (padding == 0).all()
-    assert len(real) and (real > 0).all()
-
-
-def _with_own_draws(batch, layer):
-    return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
+    again, other = (_run(_plan(), _linear, sampler_seed=n)[1] for n in (5, 6))
+    np.testing.assert_array_equal(weight, again)
+    assert not np.array_equal(weight, other)
 
 
 def test_draws_whose_seed_is_in_the_graph_are_refused():
     """TensorFlow keeps 31 bits of the global seed, as an attribute of the operation."""
-    with pytest.raises(ValueError, match="31 bits .* name the model in `layers`"):
-        _run(_plan(), _with_own_draws)
-    tf.random.set_seed(7)
-    traced = tf.function(lambda: tf.random.uniform([3])).get_concrete_function()
-    (draw,) = (op for op in traced.graph.get_operations() if "seed" in op.node_def.attr)
-    assert draw.get_attr("seed") == 7
+
+    def losses(batch, layer):
+        return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
+
+    with pytest.raises(ValueError, match="31 bits"):
+        _run(_plan(), losses)
 
 
 @pytest.mark.parametrize(
     "random_layer",
-    [
-        tf.keras.layers.Dropout(0.5),
-        tf.keras.layers.GaussianNoise(0.5),
-        SeededDropout(0.5),
-    ],
+    [tf.keras.layers.Dropout(0.5), SeededDropout(0.5)],
 )
 def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
     """The global seed, public here, does not decide what they draw."""
@@ -128,83 +94,39 @@ def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
     assert seen[0] != pytest.approx(seen[1], rel=1e-4)
 
 
-def test_draws_that_no_trace_shows_are_seeded_in_secret():
-    """With a known seed a row's mask depends on its place, so on who else is there."""
-
-    def hidden(batch, layer):
-        rows = batch["x"].shape[0]
-        drawn = tf.py_function(lambda: tf.random.uniform([rows]), [], tf.float32)
-        return _linear(batch, layer) + tf.reshape(drawn, [rows])
-
-    def losses_of(plan):
-        tf.random.set_seed(7)
-        seen = []
-        _run(plan, hidden, on_step=lambda step, loss: seen.append(loss))
-        return seen
-
-    whole = dict(num_units=12, batch_size=12, delta=0.04)
-    one, other = losses_of(_plan(**whole)), losses_of(_plan(**whole))
-    assert one != pytest.approx(other, rel=1e-4)
-    # The rows come in another order each time, which only rounding can tell.
-    public = _plan(epsilon=math.inf, **whole)
-    assert losses_of(public) == pytest.approx(losses_of(public), rel=1e-5)
-
-
 def test_a_loss_may_ask_tensors_in_pythons_words():
     """The step is compiled without autograph, the caller's loss is not."""
 
-    def in_python(batch, layer):
+    def losses(batch, layer):
         losses = _linear(batch, layer)
-        if tf.reduce_max(batch["x"]) > 6.0:
+        if tf.reduce_max(batch["x"]) > 0.0:
             losses = 2.0 * losses
         for _ in tf.range(3):
             losses = losses + 1.0
         return losses
 
-    def in_operations(batch, layer):
-        twice = tf.cast(tf.reduce_max(batch["x"]) > 6.0, tf.float32)
-        return (1.0 + twice) * _linear(batch, layer) + 3.0
-
-    # A loss that doubles by what else is there: told to the plan, not tried out.
+    # A loss that reads what else is there: told to the plan, not tried out.
     plan = _plan(epsilon=math.inf)
-    one, other = (
-        _run(plan, losses, sampler_seed=5, microbatch_size=None)
-        for losses in (in_python, in_operations)
-    )
-    np.testing.assert_allclose(one[1], other[1], rtol=1e-5)
-    assert np.abs(one[1]).min() > 0
+    options = dict(sampler_seed=5, microbatch_size=None)
+    _, found = _run(plan, losses, **options)
+    _, expected = _run(plan, lambda *given: 2.0 * _linear(*given), **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.abs(found).min() > 0
 
 
-def test_an_optimizer_is_good_for_one_run():
+def test_what_does_not_fit_a_run_is_refused():
     plan = _plan()
     optimizer = make_optimizer(plan, 0.1, "sgd")
     _run(plan, _linear, optimizer)
     with pytest.raises(ValueError, match="has taken steps before"):
         _run(plan, _linear, optimizer)
-
-
-def test_an_optimizer_of_another_plan_is_refused():
     with pytest.raises(ValueError, match="made for another plan"):
-        _run(_plan(), _linear, make_optimizer(_plan(epsilon=8.0), 0.1, "sgd"))
-
-
-def test_too_few_rows_are_refused():
+        _run(plan, _linear, make_optimizer(_plan(epsilon=8.0), 0.1, "sgd"))
     with pytest.raises(ValueError, match="take returned 2 rows of 'x' for"):
-        _run(_plan(), _linear, take=lambda rows: {"x": np.ones((2, 3), np.float32)})
+        _run(plan, _linear, take=lambda rows: {"x": np.ones((2, 3), np.float32)})
 
 
-def test_padded_sizes_are_static_for_independent_rows():
-    plan = _plan(num_units=100, max_batch_size=33)
-    assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
-    assert {padded_rows(plan, count, None) for count in range(34)} == {33}
-    declared = _plan(num_units=100, max_batch_size=33, sensitivity_multiplier=2)
-    sizes = [padded_rows(declared, count, None) for count in (0, 1, 8, 9)]
-    assert sizes == [8, 8, 8, 16]
-    assert padded_rows(plan, 5, 10**15) == 33
-
-
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
+def test_a_loss_reads_no_private_number_of_rows():
     """A step has the same number of rows, whatever is drawn."""
     sizes = []
 
@@ -222,24 +144,11 @@ def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
     _run(
         plan,
         losses,
-        microbatch_size=microbatch_size,
+        microbatch_size=None,
         before_call=lambda steps: tried or tried.append(len(sizes)),
     )
-    assert set(sizes[tried[0] :]) == {microbatch_size or 12}
+    assert set(sizes[tried[0] :]) == {12}
     assert len(sizes) - tried[0] >= 12
-
-
-def test_what_a_loss_writes_of_many_rows_alone_is_found():
-    """The rows tried first are too few to show it."""
-    kept = tf.Variable(0.0)
-
-    def losses(batch, layer):
-        if batch["x"].shape[0] > 4:
-            kept.assign(tf.reduce_max(batch["x"]))
-        return _linear(batch, layer)
-
-    with pytest.raises(ValueError, match="running the model changes a state"):
-        _run(_plan(), losses, microbatch_size=8)
 
 
 def test_a_microbatch_larger_than_any_draw_is_all_of_it():
@@ -272,16 +181,111 @@ def test_an_empty_place_inside_a_draw_counts_for_nobody(private):
         np.testing.assert_array_equal(other["x"], found["x"])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_seen_wherever_it_is(bad):
-    variables = [tf.Variable(tf.ones(shape)) for shape in ([2, 3], [], [4])]
-    is_finite = finite_check(variables)
-    assert is_finite()
-    for variable in variables:
-        good = variable.numpy()
-        spoilt = good.copy().reshape(-1)
-        spoilt[-1] = bad
-        variable.assign(spoilt.reshape(good.shape))
-        assert not is_finite()
-        variable.assign(good)
-    assert is_finite()
+def test_state_set_before_a_step_is_restored_after_a_resume(tmp_path):
+    """`before_step` sees every step once its state is there, after a resume too."""
+    x = np.random.default_rng(0).normal(size=[12, 3]).astype(np.float32)
+
+    def run(directory, stop_after=None):
+        layer, seen = tf.keras.layers.Dense(1), []
+        layer.build([None, 3])
+        memory = tf.Variable(0.0, trainable=False)
+
+        def before(step):
+            seen.append((step, float(memory)))
+            if step % 3 == 0:
+                memory.assign(float(step) + 0.5)
+
+        plan = _plan(steps=7)
+        train(
+            plan,
+            lambda batch: tf.square(layer(batch["x"]))[:, 0] + memory,
+            layer.trainable_variables,
+            make_optimizer(plan, 0.1, "sgd"),
+            lambda rows: {"x": x[rows]},
+            4,
+            layers=[layer],
+            directory=directory,
+            data_fingerprint="x",
+            save_every=1,
+            before_step=before,
+            state=[memory],
+            on_step=lambda step, loss: step == stop_after,
+        )
+        return seen, float(memory)
+
+    run(tmp_path, stop_after=5)
+    seen, memory = run(tmp_path)
+    # First 0, for trying out; then from step 5 on, with what was set at step 3.
+    assert seen[1:] == [(5, 3.5), (6, 3.5)]
+    assert memory == 6.5
+
+
+# -- A step is rehearsed, unpaid, before the first ------------------------------------
+
+
+def _kept(directory, fails=lambda rows: False, microbatch=4, spec=(), **options):
+    """Trains on twelve rows; returns the weights.
+
+    `fails` says whether a microbatch of this many rows finds no memory.
+    """
+    plan = _plan(**{"steps": 3, **dict(spec)})
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build([None, 3])
+    data = np.arange(36, dtype=np.float32).reshape(12, 3)
+
+    def memory(rows):
+        if fails(int(rows)):
+            raise MemoryError
+        return np.float32(0)
+
+    def losses(batch):
+        zero = tf.numpy_function(memory, [tf.shape(batch["x"])[0]], tf.float32)
+        return layer(batch["x"])[:, 0] ** 2 + tf.ensure_shape(zero, [])
+
+    optimizer = make_optimizer(plan, 0.1, "adam")
+
+    def unmoved(steps):
+        if steps.start == 0:
+            assert int(optimizer.iterations) == 0
+            np.testing.assert_array_equal(layer.kernel, np.ones([3, 1]))
+            assert not any(np.any(slot) for slot in optimizer.state())
+
+    train(
+        plan,
+        losses,
+        [layer.kernel],
+        optimizer,
+        lambda at: {"x": data[at]},
+        microbatch,
+        layers=[layer],
+        directory=directory,
+        data_fingerprint="twelve rows",
+        before_call=unmoved,
+        **options,
+    )
+    return layer.kernel.numpy()
+
+
+def test_a_microbatch_too_large_for_memory_costs_nothing(tmp_path):
+    with pytest.raises(InputError, match="too little memory.*microbatch_size"):
+        _kept(tmp_path, lambda rows: rows > 4, microbatch=8)
+    ledger = tmp_path / "ledger.jsonl"
+    assert not ledger.exists() or read_ledger(ledger).steps_paid == 0
+    assert (_kept(tmp_path, lambda rows: rows > 4) != 1).all()
+    assert read_ledger(ledger).steps_paid == 3
+
+
+def test_memory_that_runs_out_later_is_told_with_its_remedy(tmp_path):
+    done = []
+    with pytest.raises(InputError, match=r"step 2 .*microbatch_size \(now 4\)"):
+        _kept(tmp_path, lambda rows: done, on_step=lambda step, _: done.append(step))
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
+
+
+@pytest.mark.parametrize("spec", [{"secure": True}, {"unit": "user"}])
+def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, spec):
+    groups = None
+    if "unit" in spec:
+        spec = {**spec, "rows_per_unit": 2, "num_units": 6, "batch_size": 3}
+        groups = Groups.of(np.arange(12) // 2)
+    _kept(tmp_path, spec=spec, groups=groups, steps_per_loop=2, save_every=2)

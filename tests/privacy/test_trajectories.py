@@ -125,21 +125,7 @@ def _adafactor(start, gradients, rates):
         yield start
 
 
-def _t5x_adafactor(start, gradients, rates):
-    """The same where no dimension reaches 128; the rate as given."""
-    square = np.zeros_like(start)
-    for t, (gradient, rate) in enumerate(zip(gradients, rates), 1):
-        square = square + t**-0.8 * (gradient**2 + 1e-30 - square)
-        update = gradient / np.sqrt(square)
-        update = update / max(1.0, np.sqrt(np.mean(update**2)))
-        start = start - rate * max(1e-3, np.sqrt(np.mean(start**2))) * update
-        yield start
-
-
-_BY_HAND = {
-    **{"sgd": _sgd, "adam": _adam, "adafactor": _adafactor},
-    "t5x_adafactor": _t5x_adafactor,
-}
+_BY_HAND = {"sgd": _sgd, "adam": _adam, "adafactor": _adafactor}
 # Of Adafactor's 1/√t, 0.6 is above from the third step on.
 _CONSTANT = (0.6, [0.6] * _STEPS)
 _SCHEDULE = (
@@ -148,8 +134,15 @@ _SCHEDULE = (
 )
 
 
-@pytest.mark.parametrize("rate", [_CONSTANT, _SCHEDULE], ids=["constant", "schedule"])
-@pytest.mark.parametrize("optimizer", list(_BY_HAND))
+@pytest.mark.parametrize(
+    "optimizer, rate",
+    [
+        ("sgd", _SCHEDULE),
+        ("adam", _CONSTANT),
+        ("adam", _SCHEDULE),
+        ("adafactor", _CONSTANT),
+    ],
+)
 def test_a_trajectory_follows_its_paper_once_per_logical_step(
     optimizer, rate, gradients
 ):
@@ -163,16 +156,7 @@ def test_a_trajectory_follows_its_paper_once_per_logical_step(
             np.testing.assert_allclose(after[weight], value, rtol=2e-5, atol=2e-6)
 
 
-def test_a_rate_per_microbatch_would_be_seen(gradients):
-    """What was measured in tensorflow-privacy: iterations advanced k times a step."""
-    seen = _trajectory("adam", _SCHEDULE[0])
-    own = [gradient[0] for gradient in gradients]
-    rates = [0.4 * 0.5 ** (4 * step) for step in range(_STEPS)]
-    *_, wrong = _adam(seen[0][0][0], own, rates)
-    assert np.abs(wrong - seen[-1][1][0]).max() > 0.05
-
-
-def _trained(replicas, strategy_of, optimizer="adam", groups=None, **changes):
+def _trained(replicas, strategy_of, optimizer, groups=None, **changes):
     plan = _plan(num_units=40, batch_size=12, **changes)
     rows = _rows(40 if groups is None else len(groups.rows))
     losses = []
@@ -193,24 +177,20 @@ def _trained(replicas, strategy_of, optimizer="adam", groups=None, **changes):
         return model.values(), losses
 
 
-@pytest.mark.parametrize(
-    "optimizer, numbers",
-    [("adam", (2, 4)), ("adafactor", (2,)), ("t5x_adafactor", (2,))],
-)
-def test_replicas_train_what_one_would(optimizer, numbers, strategy_of):
+@pytest.mark.parametrize("optimizer", ["adafactor", "t5x_adafactor"])
+def test_replicas_train_what_one_would(optimizer, strategy_of):
     """The same rows and noise; each replica has an uneven share of every batch."""
     alone, losses = _trained(1, strategy_of, optimizer)
-    for replicas in numbers:
-        shared, others = _trained(replicas, strategy_of, optimizer)
-        for one, other in zip(alone, shared):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(losses, others, rtol=1e-4, atol=1e-6)
+    shared, others = _trained(2, strategy_of, optimizer)
+    for one, other in zip(alone, shared):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(losses, others, rtol=1e-4, atol=1e-6)
 
 
 def test_replicas_leave_a_users_rows_together(strategy_of):
     """Two rows each, clipped as one: dealt out row by row they would be two."""
     groups = Groups.of([f"u{row % 24}" for row in range(64)])
-    options = dict(unit="user", rows_per_unit=2, groups=groups)
+    options = dict(unit="user", rows_per_unit=2, groups=groups, optimizer="adam")
     alone, _ = _trained(1, strategy_of, **options)
     shared, _ = _trained(2, strategy_of, **options)
     for one, other in zip(alone, shared):

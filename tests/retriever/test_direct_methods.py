@@ -4,8 +4,6 @@ The losses and the engine are the library's. The model is a projection of featur
 that the search is free to choose, so that embeddings can be as extreme as they like.
 """
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,13 +17,11 @@ from tfdpsq.retriever import (
     LogitTerms,
     NaiveLosses,
     PublicNegatives,
-    logit_dp_is_vacuous_above,
     logit_dp_sensitivity_multiplier,
     microbatch_sensitivity_multiplier,
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
 )
-from tfdpsq.validation import InputError
 
 _C = 1e-3
 _WIDTH = 3
@@ -216,14 +212,13 @@ def _search(name, n, scale, trials, seed=0):
     return worst
 
 
-@pytest.mark.parametrize("n", [2, 8, 64])
+@pytest.mark.parametrize("n", [2, 8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name, scale, close",
     [
         ("naive", 20.0, 0.0),
         ("microbatch", 20.0, 0.8),
         ("logit_dp", 1.0, 0.8),
-        ("logit_dp", 3.0, 0.8),
         ("public_negatives", 20.0, 0.8),
         ("own_negatives", 20.0, 0.8),
     ],
@@ -244,7 +239,7 @@ def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(
     assert added > (0.99 if name in ("public_negatives", "own_negatives") else 1.05)
 
 
-def test_another_groups_rows_do_not_move(make_rows, tokenizer, model):
+def test_group_gradients_are_independent(make_rows, tokenizer, model):
     """What is dealt to a group moves that group's clipped gradient alone."""
     method, draw = _Method("microbatch", 8, 20.0, capacity=4), np.random.default_rng(1)
     queries, documents = draw.normal(size=(2, 8, _WIDTH))
@@ -259,12 +254,9 @@ def test_another_groups_rows_do_not_move(make_rows, tokenizer, model):
         assert norm == pytest.approx(_C, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "n, real, scores",
-    [(4, 3, None), (4, 3, 16), (5, 5, 16), (7, 3, 16), (7, 6, 20)],
-)
+@pytest.mark.parametrize("n, real, scores", [(4, 3, None), (7, 6, 20)])
 def test_the_logit_dp_sum_is_that_of_a_plain_loop(n, real, scores):
-    """At once or in parts; of 7 rows, 3 of them real, 9 of 49 scores count."""
+    """All scores at once, or in parts."""
     scale = 2.0
     method = _Method("logit_dp", n, scale, scores=scores)
     queries, documents = np.random.default_rng(3).normal(size=(2, n, _WIDTH))
@@ -290,108 +282,6 @@ def test_the_logit_dp_sum_is_that_of_a_plain_loop(n, real, scores):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
 
 
-def test_a_copy_that_is_no_number_costs_only_itself():
-    """Under dropout one copy of a pair may overflow where the others do not."""
-    n = 3
-
-    class Spoilt:
-        """The model, but for the score of row 0 with document 2."""
-
-        def __init__(self, model):
-            self.config, self._model = model.config, model
-
-        def encode_queries(self, *batch, training):
-            return self._model.encode_queries(*batch, training=training)
-
-        def encode_documents(self, *batch, training):
-            found = self._model.encode_documents(*batch, training=training)
-            bad = np.zeros([n * n, 1], bool)
-            bad[0 * n + 2] = True
-            return tf.where(bad, tf.constant(np.nan), found)
-
-    method, draw = _Method("logit_dp", n, 2.0), np.random.default_rng(6)
-    method(*draw.normal(size=(2, n, _WIDTH)), np.ones(n))
-    batch = {
-        "query_ids": tf.range(n)[:, None],
-        "query_lengths": tf.ones([n], tf.int32),
-        "document_ids": tf.range(n, 2 * n)[:, None],
-        "document_lengths": tf.ones([n], tf.int32),
-        "weights": tf.ones([n]),
-    }
-    _, whole, _ = LogitTerms(method.model)(batch)
-    _, found, losses = LogitTerms(Spoilt(method.model))(batch)
-    whole, found = (np.reshape(values, [n, n]) for values in (whole, found))
-    np.testing.assert_array_equal(found[1:], whole[1:])
-    assert np.isfinite(found).all() and np.isfinite(losses).all()
-    # Row 0 counts as a softmax over scores within the scale still.
-    assert found[0, 0] + 1 > 0 and found[0].sum() == pytest.approx(0, abs=1e-6)
-
-
-def _terms_batch(n, **more):
-    return {
-        "query_ids": tf.range(n)[:, None],
-        "query_lengths": tf.ones([n], tf.int32),
-        "document_ids": tf.range(n, 2 * n)[:, None],
-        "document_lengths": tf.ones([n], tf.int32),
-        "weights": tf.ones([n]),
-        **more,
-    }
-
-
-def test_logit_dp_leaves_no_column_out_of_a_softmax():
-    """Its bound has every document share the probability, known answers included.
-
-    Were equal documents masked, a pair's own could take nearly all of every row.
-    """
-    n, scale = 5, 2.0
-    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(8)
-    queries, documents = draw.normal(size=(2, n, _WIDTH))
-    method(queries, documents, np.ones(n))
-    keys = {
-        "document_key": tf.constant([7, 7, 7, 8, 8], tf.int64),
-        "positive_keys": tf.fill([n, 1], tf.constant(8, tf.int64)),
-    }
-    _, found, _ = LogitTerms(method.model)(_terms_batch(n, **keys))
-    unit = [
-        rows / np.linalg.norm(rows, axis=1)[:, None] for rows in (queries, documents)
-    ]
-    shares = np.exp(scale * unit[0] @ unit[1].T)
-    expected = shares / shares.sum(1, keepdims=True) - np.eye(n)
-    np.testing.assert_allclose(np.reshape(found, [n, n]), expected, atol=1e-6)
-
-
-def test_no_score_counts_beyond_the_scale():
-    """A vector that is longer than 1, by rounding or else, breaks the bound on p."""
-    n, scale = 3, 2.0
-    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(9)
-    method(*draw.normal(size=(2, n, _WIDTH)), np.ones(n))
-
-    class Longer:
-        config = method.model.config
-        encode_queries = method.model.encode_queries
-
-        def encode_documents(self, *batch, training):
-            return 10 * method.model.encode_documents(*batch, training=training)
-
-    values, found, _ = LogitTerms(Longer())(_terms_batch(n))
-    scores = np.reshape(values, [n, n]).astype(np.float64)
-    assert np.abs(scores).max() > 2 * scale  # else this would show nothing
-    shares = np.exp(np.clip(scores, -scale, scale))
-    expected = shares / shares.sum(1, keepdims=True) - np.eye(n)
-    np.testing.assert_allclose(np.reshape(found, [n, n]), expected, atol=1e-6)
-
-
-def test_a_row_without_a_finite_embedding_costs_logit_dp_nothing():
-    method, draw = _Method("logit_dp", 4, 2.0), np.random.default_rng(4)
-    queries, documents = draw.normal(size=(2, 4, _WIDTH))
-    without = method(queries, documents, [1, 1, 1, 0])
-    for bad in (np.nan, np.inf):
-        spoilt = documents.copy()
-        spoilt[3] = bad
-        found = method(queries, spoilt, [1, 1, 1, 1])
-        np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-9)
-
-
 def test_the_naive_sum_is_that_of_the_jacobian():
     n = 5
     method, draw = _Method("naive", n, 20.0), np.random.default_rng(5)
@@ -411,24 +301,3 @@ def test_the_naive_sum_is_that_of_the_jacobian():
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     expected = (rows * np.minimum(1, _C / norms)).sum(0).reshape(_WIDTH, _WIDTH)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
-
-
-def test_logit_dps_bound_by_hand_and_where_it_is_vacuous():
-    # Batch 1,024: at scale 1 about 16.7, at 2 over 100, near 2n from 5 on.
-    at = [logit_dp_sensitivity_multiplier(1024, scale) for scale in (1, 2, 5)]
-    e = math.e
-    assert at[0] == pytest.approx(
-        2 * 1023 / (1023 + e**-2) + 2 * 1023 / (1 + 1023 * e**-2)
-    )
-    assert 16 < at[0] < 17 and 103 < at[1] < 107 and at[2] > 1900
-    sizes = [logit_dp_sensitivity_multiplier(n, 1.5) for n in range(1, 200)]
-    assert sizes == sorted(sizes) and sizes[-1] < 2 + 2 * e**3
-    for n in (8, 32, 1024):
-        scale = logit_dp_is_vacuous_above(n)
-        assert logit_dp_sensitivity_multiplier(n, scale) >= 2 * n - 1
-        assert logit_dp_sensitivity_multiplier(n, scale * 0.99) < 2 * n - 1
-    assert logit_dp_is_vacuous_above(1024) == pytest.approx(7.28, abs=0.01)
-    assert logit_dp_is_vacuous_above(1) < 1e-5
-    for bad in (0.0, -1.0, math.nan):
-        with pytest.raises(InputError, match="scale is"):
-            logit_dp_sensitivity_multiplier(8, bad)

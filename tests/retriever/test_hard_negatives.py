@@ -111,7 +111,7 @@ def _among(embeddings, batch, shared, shared_keys):
     ).numpy()
 
 
-def test_a_rows_own_negatives_are_no_others():
+def test_own_hard_negatives_reach_no_other_row():
     draw = np.random.default_rng(9)
     shared, shared_keys = _unit(5, 4, draw=draw), np.arange(3, 8)
     for seed in range(6):
@@ -134,10 +134,9 @@ def test_a_rows_own_negatives_are_no_others():
         np.testing.assert_array_equal(moved[1:], found[1:])
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_replicas_see_each_others_rows(strategy_of, replicas, bidirectional):
+def test_replicas_see_each_others_rows(strategy_of):
     """Losses, and gradients of embeddings, are those of one replica with all rows."""
+    replicas, bidirectional = 2, True
     embeddings, batch = _case(3)
     strategy = strategy_of(replicas)
     share = len(batch["weights"]) // replicas
@@ -178,30 +177,19 @@ def test_replicas_see_each_others_rows(strategy_of, replicas, bidirectional):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-class _Words:
-    """One token a word, its length."""
-
-    def encode(self, texts, length):
-        rows = [[2 + len(word) for word in text.split()][:length] for text in texts]
-        ids = np.zeros([len(rows), length], np.int32)
-        for row, tokens in zip(ids, rows):
-            row[: len(tokens)] = tokens
-        return ids, np.array([len(row) for row in rows], np.int32)
-
-
-def test_negatives_are_as_many_as_there_are_up_to_the_count(make_rows):
+def test_missing_negatives_are_marked_up_to_the_count(make_rows, tokenizer):
     rows = make_rows(3)
     negatives = {
         rows[0].query_id: ["a bb", "ccc", "dddd"],
         rows[1].query_id: ["ccc"],
     }
-    arrays = retriever.encode_negatives(rows, negatives, _Words(), 4, 2)
-    assert arrays["negative_ids"].shape == (3, 2, 4)
+    arrays = retriever.encode_negatives(rows, negatives, tokenizer, 4, 2)
     key = content_key
     np.testing.assert_array_equal(
         arrays["negative_keys"],
         [[key("a bb"), key("ccc")], [key("ccc"), -1], [-1, -1]],
     )
-    np.testing.assert_array_equal(arrays["negative_lengths"], [[2, 1], [1, 1], [1, 1]])
-    np.testing.assert_array_equal(arrays["negative_ids"][0, 0], [3, 4, 0, 0])
-    np.testing.assert_array_equal(arrays["negative_ids"][1, 0], [5, 0, 0, 0])
+    ids, lengths = tokenizer.encode(["a bb", "ccc"], 4)
+    np.testing.assert_array_equal(arrays["negative_ids"][0], ids)
+    np.testing.assert_array_equal(arrays["negative_lengths"][0], lengths)
+    np.testing.assert_array_equal(arrays["negative_ids"][1, 0], ids[1])

@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
 
-from tfdpsq.retriever import in_batch_losses, losses
-from tfdpsq.retriever.losses import everywhere
+from tfdpsq.retriever import in_batch_losses
 
 
 def naive_losses(q, d, key, positive_keys, weights, scale):
@@ -55,7 +53,7 @@ def _tensors(case):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 20.0, 100.0])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_equals_a_loop_in_float64(scale, jit_compile):
     compiled = tf.function(in_batch_losses, jit_compile=jit_compile)
     for seed in range(8):
@@ -65,20 +63,6 @@ def test_equals_a_loop_in_float64(scale, jit_compile):
         assert got.dtype == tf.float32
         # Scores are up to `scale`, so a float32 of them is off by scale * 2^-23.
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=scale * 5e-7)
-
-
-def test_without_masks_equals_tfrs():
-    case = _case(0)
-    case["document_key"] = np.arange(9)
-    case["positive_keys"] = np.full((9, 1), -1, np.int64)
-    case["weights"] = np.ones(9, np.float32)
-    # TFRS divides by its temperature, and sums.
-    task = tfrs.tasks.Retrieval(temperature=1 / 20)
-    expected = task(
-        case["query_embeddings"], case["document_embeddings"], compute_metrics=False
-    )
-    got = tf.reduce_sum(in_batch_losses(**_tensors(case)))
-    assert float(got) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_own_duplicates_and_known_positives_are_no_negatives():
@@ -99,16 +83,6 @@ def test_own_duplicates_and_known_positives_are_no_negatives():
     assert float(in_batch_losses(**case)[0]) == pytest.approx(0, abs=1e-6)
     # ... and query 0 only.
     assert float(in_batch_losses(**case)[2]) == pytest.approx(math.log(4))
-
-
-def test_own_column_stays_though_its_key_is_among_the_positives():
-    case = _case(1)
-    case["weights"][:] = 1
-    case["positive_keys"] = case["document_key"][:, None]
-    expected = naive_losses(*case.values())
-    np.testing.assert_allclose(
-        in_batch_losses(**_tensors(case)), expected, rtol=1e-6, atol=1e-5
-    )
 
 
 def _losses_and_gradients(case):
@@ -146,30 +120,3 @@ def test_a_batch_of_padding_and_a_batch_of_one_are_finite():
         case["weights"] = np.array([weight], np.float32)
         for array in _losses_and_gradients(case):
             np.testing.assert_allclose(array, 0, atol=1e-6)
-
-
-def test_keys_of_all_replicas_are_gathered_as_words_of_32_bits(
-    logical_cpus, monkeypatch
-):
-    """A TPU gathers no int64; cut to 32 bits, the last two of each row are one key."""
-    strategy = tf.distribute.MirroredStrategy(logical_cpus[:2])
-    keys = [[[-1, 2**31, 2**62 + 5, 5]], [[-(2**63), 2**63 - 1, 2**32 - 7, -7]]]
-    seen = []
-    gather = tf.distribute.ReplicaContext.all_gather
-
-    def gathered(self, value, *args, **kwargs):
-        seen.append(value.dtype)
-        return gather(self, value, *args, **kwargs)
-
-    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_gather", gathered)
-    given = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(keys[context.replica_id_in_sync_group], tf.int64)
-    )
-    found = tf.function(lambda: strategy.run(everywhere, args=(given,)))()
-    for values in strategy.experimental_local_results(found):
-        np.testing.assert_array_equal(values, np.concatenate(keys))
-    assert set(seen) == {tf.int32}
-    # As a compiler for TPUs would have it.
-    whole = tf.constant(keys, tf.int64)
-    again = tf.function(lambda x: losses._joined(losses._words(x)), jit_compile=True)
-    np.testing.assert_array_equal(again(whole), whole)

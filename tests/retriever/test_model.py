@@ -1,25 +1,17 @@
-"""The two-tower model: what padding may change (nothing), training, saving."""
+"""The two-tower model: padding, losses, weights of its towers, saving."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import build_encoder, train_only
+from tfdpsq.layers import build_encoder
 from tfdpsq.retriever import (
-    collate,
-    encode_pairs,
     load,
-    make_batches,
     save,
 )
-from tfdpsq.retriever.model import ordered_weights
-from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.validation import DataError, InputError
-
-LENGTHS = {"query_length": 6, "document_length": 12}
 
 
 def _ids(lengths, width, seed=0):
@@ -36,45 +28,19 @@ def test_embeddings_are_float32_of_unit_length(model):
         np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
 
 
-def test_mixed_bfloat16_is_of_the_encoders_products_alone(make_model, make_batch):
+def test_mixed_bfloat16_keeps_float32_weights_and_close_embeddings(
+    make_model, make_batch
+):
     exact, model = make_model(), make_model(dtype="mixed_bfloat16")
     assert {v.dtype.base_dtype for v in model.variables} == {tf.float32}
-    batch = make_batch()
-    losses = tf.function(lambda rows: model.per_example_losses(rows, training=True))
-    operations = losses.get_concrete_function(batch).graph.get_operations()
-    kinds = {}
-    for op in operations:
-        if op.type in ("Softmax", "Rsqrt", "BatchMatMulV2", "MatMul"):
-            kinds.setdefault(op.type, []).append(op.outputs[0].dtype)
-    assert set(kinds["Softmax"]) == set(kinds["Rsqrt"]) == {tf.float32}
-    # For queries and for documents: a layer's 4 + 3 kernels, and 2 of its attention.
-    products = kinds["BatchMatMulV2"] + kinds["MatMul"]
-    assert products.count(tf.bfloat16) == 2 * (4 + 3 + 2)
-    # Two projections, and the scores.
-    assert products.count(tf.float32) == 3
-    assert losses(batch).dtype == tf.float32
-    low, high = (m(batch)["documents"].numpy() for m in (model, exact))
+    low, high = (m(make_batch())["documents"].numpy() for m in (model, exact))
     assert low.dtype == np.float32
     cosines = (low * high).sum(axis=1)
     assert 0.999 < cosines.min() and np.abs(low - high).max() > 1e-5
 
 
-def test_a_global_mixed_policy_is_as_that_of_the_model(make_model, make_batch):
-    given = make_model(dtype="mixed_bfloat16")
-    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        model = make_model()
-    finally:
-        tf.keras.mixed_precision.set_global_policy("float32")
-    model.set_weights(given.get_weights())
-    batch = make_batch()
-    np.testing.assert_array_equal(model(batch)["queries"], given(batch)["queries"])
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_padding_never_changes_an_embedding(make_model, make_config, version):
-    t5 = dataclasses.replace(make_config().t5, version=version)
-    model = make_model(t5=t5)
+def test_padding_never_changes_an_embedding(make_model):
+    model = make_model()
     lengths = [1, 4, 7, 10]
     ids = _ids(lengths, 10)
     full = model.encode_documents(ids, tf.constant(lengths)).numpy()
@@ -91,50 +57,13 @@ def test_padding_never_changes_an_embedding(make_model, make_config, version):
     assert np.abs(changed - full).max(axis=1).min() > 1e-2
 
 
-def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(model):
+def test_text_of_padding_is_refused_and_gives_no_nan_in_a_graph(model):
     ids, lengths = _ids([2, 0], 4), tf.constant([2, 0])
     with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
         model.encode_queries(ids, lengths)
     got = tf.function(model.encode_queries, jit_compile=True)(ids, lengths)
     assert not np.any(got[1])
     np.testing.assert_allclose(np.linalg.norm(got[0]), 1, atol=1e-6)
-
-
-def test_losses_equal_float64_arithmetic_on_the_embeddings(make_model, make_batch):
-    model = make_model(scale=7.0)
-    batch = make_batch()
-    q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
-    d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
-    scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
-    expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
-    got = model.per_example_losses(batch)
-    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
-    assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
-
-
-def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokenizer):
-    model = make_model(scale=7.0, bidirectional=True)
-    rows = make_rows(6)
-    rows[4] = dataclasses.replace(rows[4], document=rows[1].document)
-    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
-    # Row 2's query is answered by row 5's document as well.
-    arrays["positive_keys"][2, 0] = arrays["document_key"][5]
-    weights = np.array([1, 1, 1, 0, 1, 1], np.float32)
-    batch = collate(arrays, np.arange(6), weights)
-    batch = {name: tf.constant(array) for name, array in batch.items()}
-    q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
-    d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
-    scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
-    kept = np.ones([6, 6], bool)
-    kept[:, 3] = kept[3] = False
-    kept[1, 4] = kept[4, 1] = kept[2, 5] = False
-    shares = np.where(kept, np.exp(scores), 0)
-    for i in (0, 1, 2, 4, 5):
-        forward = np.log(shares[i].sum()) - scores[i, i]
-        backward = np.log(shares[:, i].sum()) - scores[i, i]
-        got = float(model.per_example_losses(batch)[i])
-        assert got == pytest.approx((forward + backward) / 2, rel=1e-5)
-    assert float(model.per_example_losses(batch)[3]) == 0
 
 
 def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
@@ -147,7 +76,7 @@ def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     assert len(model.trainable_variables) == len(fixed.trainable_variables) + 1
     model.compile(tf.keras.optimizers.Adam(3e-2))
     data = tf.data.Dataset.from_tensors(batch).repeat()
-    model.fit(data, steps_per_epoch=10, verbose=0)
+    model.fit(data, steps_per_epoch=4, verbose=0)
     weight = float(model.scaled.log_scale)
     assert weight > np.log(5.0) + 0.05  # sharper is better once it has learned
     save(model, tmp_path / "learned")
@@ -158,7 +87,7 @@ def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     )
 
 
-def test_the_first_token_stands_for_its_text(make_model):
+def test_first_pooling_takes_the_first_token(make_model):
     model = make_model(pooling="first")
     ids, lengths = _ids([3, 6], 6), tf.constant([3, 6])
     mask = tf.cast(tf.range(6)[None] < lengths[:, None], tf.int32)
@@ -170,10 +99,6 @@ def test_the_first_token_stands_for_its_text(make_model):
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     got = model.encode_queries(ids, lengths)
     np.testing.assert_allclose(got, expected, atol=1e-5)
-    with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
-        model.encode_queries(ids, tf.constant([3, 0]))
-    inside = tf.function(model.encode_queries)(ids, tf.constant([3, 0]))
-    assert not np.any(inside[1])
 
 
 def test_loss_is_the_mean_over_real_rows(model, make_batch):
@@ -189,24 +114,6 @@ def test_loss_is_the_mean_over_real_rows(model, make_batch):
     )
 
 
-def test_gradients_per_row_add_up_and_skip_padding(model, make_batch):
-    weights = np.array([1, 1, 1, 0], np.float32)
-    batch = make_batch(n=4, weights=weights)
-    with tf.GradientTape(persistent=True) as tape:
-        losses = model.per_example_losses(batch)
-        rows = [losses[i] for i in range(4)]
-        total = tf.reduce_sum(losses)
-    variables = model.trainable_variables
-    summed = tape.gradient(total, variables)
-    each = [tape.gradient(row, variables) for row in rows]
-    for number, gradient in enumerate(summed):
-        dense = tf.convert_to_tensor(gradient)
-        parts = [tf.convert_to_tensor(row[number]) for row in each]
-        np.testing.assert_allclose(tf.add_n(parts), dense, rtol=1e-3, atol=2e-5)
-        assert not np.any(parts[3])
-    assert all(gradient is not None for gradient in summed)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_towers_share_weights_only_when_told(make_model, shared):
     model = make_model(shared=shared)
@@ -217,17 +124,9 @@ def test_towers_share_weights_only_when_told(make_model, shared):
     assert (float(tf.norm(gap)) < 1e-7) == shared
 
 
-def test_projection_has_no_bias(model):
-    tower = model.query_tower
-    assert [w.shape.as_list() for w in tower.get_layer("projection").weights] == [
-        [16, 12]
-    ]
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_both_towers_start_from_an_encoder(make_model, make_config, shared, version):
-    t5 = dataclasses.replace(make_config().t5, version=version)
+def test_both_towers_start_from_an_encoder(make_model, make_config, shared):
+    t5 = make_config().t5
     tf.keras.utils.set_random_seed(8)
     encoder = build_encoder(t5)
     before = encoder.get_weights()
@@ -248,7 +147,7 @@ def test_both_towers_start_from_an_encoder(make_model, make_config, shared, vers
 
 
 @pytest.mark.parametrize("embedding_dim", [16, 12])
-def test_as_wide_as_the_encoder_every_cosine_is_kept(
+def test_projection_as_wide_as_the_encoder_keeps_every_cosine(
     make_model, make_config, embedding_dim
 ):
     """The projection begins as a rotation; a narrower one cannot be one."""
@@ -281,37 +180,15 @@ def test_as_wide_as_the_encoder_every_cosine_is_kept(
         )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden_dim": 24},
-        {"num_layers": 2},
-        {"version": "1.0"},
-        {"vocabulary_size": 61},
-        {"num_heads": 4, "key_value_dim": 4},  # as many weights, but for the biases
-    ],
-)
-def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes):
+def test_an_encoder_of_another_shape_is_refused(make_model, make_config):
     model = make_model()
+    changes = {"num_heads": 4, "key_value_dim": 4}  # as many weights
     before = model.get_weights()
     encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
     with pytest.raises(InputError, match="encoder's weights have shapes.*T5Config"):
         model.load_encoder_weights_from(encoder)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile):
-    model = make_model()
-    model.compile(tf.keras.optimizers.Adam(3e-3), jit_compile=jit_compile)
-    batches = make_batches(make_rows(16), tokenizer, 8, **LENGTHS, seed=0)
-    data = tf.data.Dataset.from_tensors(next(batches)).repeat()
-    history = model.fit(data, steps_per_epoch=20, epochs=2, verbose=0)
-    # Chance is log 8 = 2.08 nats.
-    assert history.history["loss"][-1] < 0.7
 
 
 def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
@@ -350,7 +227,7 @@ def test_saving_never_overwrites(make_model, tmp_path):
     assert (tmp_path / "a" / "weights.index").read_bytes() == before
 
 
-def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
+def test_malformed_directory_is_refused(make_model, make_config, tmp_path):
     with pytest.raises(DataError, match="config.json: no retriever's config"):
         load(tmp_path)
     save(make_model(), tmp_path / "a")
@@ -361,20 +238,6 @@ def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
     config.write_text(make_config(shared=False).to_json().replace("}", "", 1))
     with pytest.raises(DataError, match="no retriever's config"):
         load(tmp_path / "a")
-    sound, long = json.loads(make_config().to_json()), 10**400
-    for changed, said in (
-        (None, "it is not an object"),
-        ({**sound, "t5": None}, "no retriever's config"),
-        ({**sound, "embedding_dim": long}, "embedding_dim is 1000"),
-        ({**sound, "query_length": long}, "query_length is 1000"),
-        *(
-            ({**sound, "t5": {**sound["t5"], size: long}}, f"{size} is 1000")
-            for size in ("vocabulary_size", "num_layers", "num_heads", "key_value_dim")
-        ),
-    ):
-        config.write_text(json.dumps(changed))
-        with pytest.raises(DataError, match=f"config.json: .*{said}"):
-            load(tmp_path / "a")
     config.write_text(make_config().to_json())
     data = tmp_path / "a" / "weights.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-40])
@@ -388,41 +251,12 @@ def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("scale", 0.0),
-        ("scale", -1.0),
         ("scale", float("nan")),
         ("embedding_dim", 0),
-        ("query_length", 0),
-        ("document_length", -5),
         ("shared", "yes"),
         ("pooling", "max"),
-        ("learned_scale", 1.5),
-        ("bidirectional", "both"),
     ],
 )
 def test_bad_settings_are_named(make_config, field, value):
     with pytest.raises(InputError, match=f"{field} is {value!r}"):
         make_config(**{field: value})
-
-
-def test_what_is_frozen_changes_no_weights_place(make_model):
-    """A pattern may freeze a part of a layer, and Keras then lists its weights last."""
-    trained = make_model(1, shared=False)
-    frozen, start = make_model(1, shared=False), make_model(2, shared=False)
-    train_only(frozen, ["query_tower/*query_projector/kernel"])
-    train_only(start, ["query_tower/*value_projector/kernel"])
-    before = ordered_weights(trained.query_tower)
-    assert {id(w) for w in before} == {id(w) for w in trained.query_tower.weights}
-    ordered, after = ordered_weights(frozen.query_tower), frozen.query_tower.weights
-    assert {id(w) for w in ordered} == {id(w) for w in after}
-    assert [w.shape for w in ordered] == [w.shape for w in before]
-    assert [id(w) for w in ordered] != [id(w) for w in after]
-    prints = {encoder_fingerprint(model, "v") for model in (trained, frozen)}
-    assert len(prints) == 1
-    start.load_weights_from(frozen)
-    for side in ("query_tower", "document_tower"):
-        for one, other in zip(
-            ordered_weights(getattr(start, side)),
-            ordered_weights(getattr(trained, side)),
-        ):
-            np.testing.assert_array_equal(one, other)

@@ -1,10 +1,10 @@
 """The SavedModel: text in, documents out, in a process that knows nothing of us."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
-import unicodedata
 
 import numpy as np
 import pytest
@@ -34,26 +34,32 @@ _DOCUMENTS = [
 ]
 _QUERIES = ["who sorts an array", "reading files", "counted tensors", "the graph"]
 
-_IN_A_NEW_PROCESS = """
-import json, sys
-import tensorflow as tf
-import tensorflow_text
-assert "tfdpsq" not in sys.modules
-kinds = {}
-for path in sys.argv[2:]:
-    if not path.endswith("exact"):
-        import scann
-    model = tf.saved_model.load(path)
-    search = model.signatures["search"]
-    found = kinds[path] = {}
-    for k in (1, 3, 1000):
-        result = search(texts=tf.constant(json.loads(sys.argv[1])), k=tf.constant(k))
-        ids = [[i.decode() for i in row] for row in result["ids"].numpy()]
-        found[k] = [ids, result["scores"].numpy().tolist()]
-    found["documents"] = model.signatures["encode_documents"](
+
+def _searched(path, queries):
+    """What a SavedModel finds; its source also runs in a process of its own."""
+    import tensorflow as tf
+
+    model, found = tf.saved_model.load(path), {}
+    for name in ("search", "search_hybrid"):
+        for k in (1, 3, 1000) if name in model.signatures else ():
+            result = model.signatures[name](
+                texts=tf.constant(queries), k=tf.constant(k)
+            )
+            ids = [[i.decode() for i in row] for row in result["ids"].numpy()]
+            found[f"{name} {k}"] = [ids, result["scores"].numpy().tolist()]
+    documents = model.signatures["encode_documents"](
         texts=tf.constant(["The array is sorted."])
-    )["embeddings"].numpy().tolist()
-print(json.dumps(kinds))
+    )
+    return {**found, "documents": documents["embeddings"].numpy().tolist()}
+
+
+_IN_A_NEW_PROCESS = f"""
+import json, sys
+import tensorflow_text
+
+{inspect.getsource(_searched)}
+assert "tfdpsq" not in sys.modules and "scann" not in sys.modules
+print(json.dumps(_searched(sys.argv[1], json.loads(sys.argv[2]))))
 """
 
 
@@ -70,30 +76,32 @@ def parts(tmp_path_factory):
     return model, tokenizer, [f"d{i}" for i in range(len(_DOCUMENTS))], vectors
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    # What needs no ScaNN comes first, in a process that has not imported it.
-    [("exact", "scann"), pytest.param(("scann_brute_force",), marks=pytest.mark.slow)],
-)
-def test_it_loads_and_searches_in_a_new_process(parts, tmp_path, kinds):
-    paths = [str(tmp_path / kind) for kind in kinds]
-    for path, kind in zip(paths, kinds):
-        SearchModel(*parts, kind=kind).export(path)
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-    }
+def test_saved_model_searches_in_a_process_without_tfdpsq(parts, tmp_path):
+    """Vectors and words, whatever the locale."""
+    postings, fused = _fused(parts, _DOCUMENTS, _QUERIES, 0.3, 30)
+    path = str(tmp_path / "exact")
+    SearchModel(*parts, kind="exact", postings=postings).export(path)
+    environment = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
     found = subprocess.run(
-        [sys.executable, "-c", _IN_A_NEW_PROCESS, json.dumps(_QUERIES), *paths],
+        [sys.executable, "-c", _IN_A_NEW_PROCESS, path, json.dumps(_QUERIES)],
         capture_output=True,
         text=True,
-        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "2", "LC_ALL": "tr_TR.UTF-8"},
         cwd=tmp_path,
     )
     assert found.returncode == 0, found.stderr
-    results = json.loads(found.stdout.splitlines()[-1])
-    assert list(results) == paths
-    for result in results.values():
-        _assert_found(result, *parts)
+    result = json.loads(found.stdout.splitlines()[-1])
+    _assert_found(result, *parts)
+    for ids, scores, expected in zip(*result["search_hybrid 1000"], fused):
+        there = sum(name != "" for name in ids)
+        assert set(ids[:there]) == set(expected)
+        np.testing.assert_allclose(scores[:there], list(expected.values()), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_saved_scann_tree_finds_the_nearest(parts, tmp_path):
+    SearchModel(*parts, kind="scann").export(tmp_path / "scann")
+    _assert_found(_searched(str(tmp_path / "scann"), _QUERIES), *parts)
 
 
 def _assert_found(result, model, tokenizer, ids, vectors):
@@ -101,7 +109,7 @@ def _assert_found(result, model, tokenizer, ids, vectors):
     product = queries.astype(np.float64) @ vectors.astype(np.float64).T
     for k in (1, 3, 1000):
         rows = np.argsort(-product, axis=1, kind="stable")[:, :k]
-        names, scores = result[str(k)]
+        names, scores = result[f"search {k}"]
         # More than there are: all of them (what a tree misses, at 30, is nothing).
         assert names == [[ids[row] for row in some] for some in rows]
         expected = np.take_along_axis(product, rows, axis=1)
@@ -110,31 +118,6 @@ def _assert_found(result, model, tokenizer, ids, vectors):
         model, ["The array is sorted."], tokenizer, "document", progress=False
     )
     np.testing.assert_allclose(result["documents"], again, atol=1e-5)
-
-
-def test_places_that_a_tree_cannot_fill_are_there_and_empty(parts):
-    """It searches a part of its leaves, and has no column for the rest."""
-    model, tokenizer, _, vectors = parts
-    many = np.concatenate([vectors + 1e-3 * i for i in range(9)])
-    ids = [f"d{i}" for i in range(len(many))]
-    model = SearchModel(model, tokenizer, ids, many, "scann")
-    found = model.search(tf.constant([*_QUERIES, ""]), tf.constant(len(many) + 5))
-    names, scores = found["ids"].numpy(), found["scores"].numpy()
-    assert names.shape == scores.shape == (len(_QUERIES) + 1, len(many))
-    assert ((names == b"") == np.isneginf(scores)).all()
-    assert (names != b"").sum(axis=1).min() > 30
-
-
-_HYBRID = """
-import json, sys
-import tensorflow as tf
-import tensorflow_text
-assert "tfdpsq" not in sys.modules
-search = tf.saved_model.load(sys.argv[2]).signatures["search_hybrid"]
-found = search(texts=tf.constant(json.loads(sys.argv[1])), k=tf.constant(1000))
-ids = [[i.decode() for i in row] for row in found["ids"].numpy()]
-print(json.dumps([ids, found["scores"].numpy().tolist()]))
-"""
 
 
 def _fused(parts, documents, queries, weight, depth):
@@ -152,9 +135,7 @@ def _fused(parts, documents, queries, weight, depth):
     return words.postings(), [fused[name] for name in names]
 
 
-@pytest.mark.parametrize(
-    ("weight", "depth"), [(0.3, 7), (0.0, 1), (1.0, 30), (0.6, 99)]
-)
+@pytest.mark.parametrize(("weight", "depth"), [(0.3, 7), (0.0, 1), (0.6, 99)])
 def test_hybrid_search_ranks_as_the_fusion_of_both_runs(parts, weight, depth):
     model, tokenizer, ids, vectors = parts
     # No common word; twice one word; underscores, digits, other scripts, no text.
@@ -196,59 +177,20 @@ def test_words_in_a_graph_are_scored_as_bm25_scores_them():
     for number in range(len(queries)):
         expected = [run.get(str(number), {}).get(name, 0.0) for name in texts]
         np.testing.assert_allclose(scores[number], expected, rtol=1e-6)
-    # Every letter that this Python knows and TensorFlow's tables, too.
-    letters = [chr(code) for code in range(32, 0x2C00)]
-    letters = [c for c in letters if c.lower() not in ("i̇",) and len(c.lower()) == 1]
-    letters = [c for c in letters if unicodedata.category(c) != "Cn"]
-    found = evaluation.BM25({str(n): 2 * letter for n, letter in enumerate(letters)})
-    postings = found.postings()
-    made = WordSearch.from_postings(postings, postings.ids)
-    run = found.search({letter: 2 * letter for letter in letters}, len(letters))
-    for start in range(0, len(letters), 500):
-        part = letters[start : start + 500]
-        scores = made.scores(tf.constant([2 * letter for letter in part])).numpy()
-        for letter, row in zip(part, scores):
-            assert {str(n) for n in np.flatnonzero(row)} == set(run.get(letter, {}))
 
 
-def test_hybrid_search_in_a_new_process_whatever_its_locale(parts, tmp_path):
-    postings, fused = _fused(parts, _DOCUMENTS, ["THE STRING IS Written"], 0.3, 30)
-    SearchModel(*parts, postings=postings).export(tmp_path / "made")
-    environment = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
-    found = subprocess.run(
-        [
-            *(sys.executable, "-c", _HYBRID),
-            *(json.dumps(["THE STRING IS Written"]), str(tmp_path / "made")),
-        ],
-        capture_output=True,
-        text=True,
-        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "2", "LC_ALL": "tr_TR.UTF-8"},
-        cwd=tmp_path,
-    )
-    assert found.returncode == 0, found.stderr
-    ids, scores = json.loads(found.stdout.splitlines()[-1])
-    assert ids == [list(fused[0])]
-    np.testing.assert_allclose(scores, [list(fused[0].values())], atol=1e-5)
-
-
-def test_what_does_not_fit_is_refused(parts, tmp_path):
+def test_mismatched_index_is_refused(parts, tmp_path):
     model, tokenizer, ids, vectors = parts
-    for names, rows in ((ids[1:], vectors), (ids, vectors[:, 1:]), ([], vectors[:0])):
-        with pytest.raises(InputError, match="embeddings have shape"):
-            SearchModel(model, tokenizer, names, rows)
-    with pytest.raises(InputError, match="kind is 'fast'"):
-        SearchModel(*parts, kind="fast")
+    with pytest.raises(InputError, match="embeddings have shape"):
+        SearchModel(model, tokenizer, ids[1:], vectors)
     words = evaluation.BM25({"other": "text"}).postings()
     with pytest.raises(InputError, match="document 'd0' is in the index of words or"):
         SearchModel(*parts, postings=words)
-    for wrong, name in (({"weight": 1.5}, "weight"), ({"depth": 0}, "depth")):
-        with pytest.raises(InputError, match=f"{name} is"):
-            SearchModel(*parts, **wrong)
+    with pytest.raises(InputError, match="weight is"):
+        SearchModel(*parts, weight=1.5)
     with pytest.raises(InputError, match="no words to search by"):
         without = SearchModel(*parts)
         without.search_hybrid(tf.constant(["a"]), tf.constant(1))
-    with pytest.raises(InputError, match="do not make an index"):
-        WordSearch(["a"], [0, 2], [0, 5], [1.0, 1.0], 5)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("mine")
     with pytest.raises(InputError, match="taken"):

@@ -17,7 +17,6 @@ from tfdpsq.retriever import (
     stored_pairs,
     with_vectors,
 )
-from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.training import content_key, encode_rows
 from tfdpsq.validation import DataError, InputError
 
@@ -57,14 +56,8 @@ def rows(make_rows):
     return [*made, made[3], made[0]]  # two rows once more
 
 
-@pytest.fixture
-def chunked(monkeypatch):
-    """Chunks of seven pairs, so that what belongs together is in several."""
-    monkeypatch.setattr(stored_pairs, "CHUNK", 7)
-
-
 @pytest.mark.parametrize("several", [True, False])
-def test_known_answers_are_those_of_dicts_of_sets(rows, tokenizer, several):
+def test_known_answers_equal_dicts_of_sets(rows, tokenizer, several):
     """With what is known beside the rows, too; and where no query has several."""
     positives = {}
     if several:
@@ -85,20 +78,8 @@ def test_known_answers_are_those_of_dicts_of_sets(rows, tokenizer, several):
     assert (np.array(expected) >= 0).any() == several
 
 
-def test_answers_of_a_query_of_one_document_are_not_kept():
-    """Nothing is in memory of most sets, however often a row comes."""
-    draw = np.random.default_rng(1)
-    queries, keys = draw.integers(0, 2**62, [2, 300])
-    queries, keys = np.tile(queries, 3), np.tile(keys, 3)
-    answers = KnownAnswers(queries, keys)
-    assert not len(answers._keys) and answers.most == 1
-    assert (answers.others(queries, keys) == -1).all()
-
-
 @pytest.mark.parametrize("stays", [False, True])
-def test_batches_are_those_of_memory(
-    rows, tokenizer, make_model, tmp_path, chunked, stays
-):
+def test_batches_are_those_of_memory(rows, tokenizer, make_model, tmp_path, stays):
     """To the last bit, over epochs, with documents embedded once or in each batch."""
     model = make_model(shared=False) if stays else None
     if stays:
@@ -121,11 +102,8 @@ def test_batches_are_those_of_memory(
         assert sum(os.path.getsize(file) for file in files) == distinct * (12 * 4 + 8)
 
 
-@pytest.mark.parametrize("known", [0, 5, None])
-def test_embedded_rows_are_those_of_memory(
-    rows, tokenizer, make_model, tmp_path, chunked, known
-):
-    """With hard negatives, and documents of which none, some or all are known."""
+def test_embedded_rows_are_those_of_memory(rows, tokenizer, make_model, tmp_path):
+    """With hard negatives, and documents of which some are known."""
     model = make_model(shared=False)
     model.document_tower.trainable = False
     texts = {
@@ -135,16 +113,9 @@ def test_embedded_rows_are_those_of_memory(
     }
     negatives = encode_negatives(rows, texts, tokenizer, LENGTHS["document_length"], 3)
     arrays = {**encode_rows(rows, tokenizer, **LENGTHS), **negatives}
-    corpus = (
-        encode_documents(
-            sorted({row.document for row in rows})[:known],
-            tokenizer,
-            LENGTHS["document_length"],
-        )
-        if known != 0
-        else None
-    )
-    held = None if corpus is None else with_vectors(model, corpus)
+    texts = sorted({row.document for row in rows})[:5]
+    corpus = encode_documents(texts, tokenizer, LENGTHS["document_length"])
+    held = with_vectors(model, corpus)
     expected = with_vectors(model, arrays, known=held)
     chunks = ({k: v[i : i + 7] for k, v in arrays.items()} for i in range(0, 63, 7))
     store = write_rows(tmp_path / "rows", chunks)
@@ -169,13 +140,9 @@ def test_embedded_rows_are_those_of_memory(
     with pytest.raises(DataError, match="vectors"):
         stored_pairs.WithVectors(tmp_path / "vectors", store, model, held)
     largest.write_bytes(whole)
-    if known is not None:  # else the missing negatives' text alone is stored
-        other = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
-        with pytest.raises(DataError, match="vectors for"):
-            stored_pairs.WithVectors(tmp_path / "vectors", other, model, held)
 
 
-def test_one_row_more_changes_no_other_documents_vector(
+def test_document_vectors_are_bitwise_independent_of_other_rows(
     rows, tokenizer, make_model, tmp_path
 ):
     """To the last bit, whatever shares its batch, and wherever it stands in it."""
@@ -228,11 +195,8 @@ def _pooling(make_model, trained=("query_tower/projection/kernel",), **changes):
     return model
 
 
-def test_pooled_queries_are_those_of_the_tower(
-    rows, tokenizer, make_model, tmp_path, monkeypatch
-):
-    """Each query's alone, to the last bit, in whatever batch it was."""
-    monkeypatch.setattr(stored_pairs, "_BATCH", 8)
+def test_pooled_queries_are_those_of_the_tower(rows, tokenizer, make_model, tmp_path):
+    """To the last bit, whatever else was in a query's batch."""
     model = _pooling(make_model)
     arrays = encode_rows(rows, tokenizer, **LENGTHS)
     store = write_rows(tmp_path / "rows", [arrays])
@@ -256,48 +220,17 @@ def test_pooled_queries_are_those_of_the_tower(
     one, two = (rows.take(same)["query_states"] for rows in (found, again))
     np.testing.assert_array_equal(one, two, strict=True)
     assert (again.take([10])["query_states"] != found.take([10])["query_states"]).any()
-    # Nor does a row more, which moves all others by a place.
-    more = {name: np.concatenate([v[5:6], v]) for name, v in arrays.items()}
-    moved = stored_pairs.PooledQueries(
-        tmp_path / "moved", write_rows(tmp_path / "more", [more]), model
-    )
-    one, two = found.take(range(63)), moved.take(range(1, 64))
-    np.testing.assert_array_equal(one["query_states"], two["query_states"], strict=True)
-
-
-def test_a_killed_runs_pooled_queries_are_used_again(
-    rows, tokenizer, make_model, tmp_path
-):
-    model = _pooling(make_model)
-    arrays = encode_rows(rows, tokenizer, **LENGTHS)
-    store = write_rows(tmp_path / "rows", [arrays])
-    place = tmp_path / "states"
-    first = stored_pairs.PooledQueries(place, store, model).take(range(63))
-    model.query_tower.set_weights([0 * w for w in model.query_tower.get_weights()])
-    again = stored_pairs.PooledQueries(place, store, model).take(range(63))
-    np.testing.assert_array_equal(again["query_states"], first["query_states"])
-    fewer = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
-    with pytest.raises(DataError, match="63 vectors for 3 queries"):
-        stored_pairs.PooledQueries(place, fewer, model)
-    (file,) = place.glob("rows-*")
-    file.write_bytes(b"\x01" + file.read_bytes()[1:])
-    with pytest.raises(DataError, match="states"):
-        stored_pairs.PooledQueries(place, store, model)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"trained": ("query_tower/*",)},
-        {"trained": ("*projection/kernel",)},
         {"shared": True, "trained": ("*projection/kernel",)},
         {"t5": T5Config(60, 1, 2, 16, 24, 8, "1.1", dropout=0.1)},
     ],
-    ids=["layers", "documents", "shared", "dropout"],
+    ids=["shared", "dropout"],
 )
-def test_queries_that_change_in_training_are_not_pooled(
-    rows, tokenizer, make_model, tmp_path, changes
-):
+def test_trained_queries_are_not_pooled(rows, tokenizer, make_model, tmp_path, changes):
     model = _pooling(make_model, **changes)
     assert not model.queries_pooled
     store = write_rows(tmp_path / "rows", [encode_rows(rows, tokenizer, **LENGTHS)])
@@ -306,33 +239,16 @@ def test_queries_that_change_in_training_are_not_pooled(
     assert not (tmp_path / "states").exists()
 
 
-def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):
-    """As `encode_pairs` has them, twice if they are wanted twice."""
-    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, **LENGTHS)
-    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
-    at = np.array([62, 0, 13, 13, 7, 61])
-    found = stored.take(at)
-    assert found.keys() == arrays.keys()
-    for name, values in arrays.items():
-        np.testing.assert_array_equal(found[name], values[at])
-
-
 def test_what_cannot_be_stored_is_refused(model, make_rows, tokenizer, tmp_path):
-    """A trained tower, no pairs, a length of none, a batch larger than all."""
     rows = make_rows(4)
-    for number, (pairs, options, message) in enumerate(
-        (
-            ([], {}, "no rows were given"),
-            (rows, {"query_length": 0}, "query_length is 0"),
-            (rows, {"model": model}, "trainable weights"),
-        )
+    for pairs, options, message in (
+        ([], {}, "no rows were given"),
+        (rows, {"model": model}, "trainable weights"),
     ):
         with pytest.raises(InputError, match=message):
             stored_pairs.store_pairs(
-                tmp_path / str(number), pairs, tokenizer, **{**LENGTHS, **options}
+                tmp_path / message, pairs, tokenizer, **LENGTHS, **options
             )
     stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, **LENGTHS)
     with pytest.raises(InputError, match="batch_size is 5 but there are 4 pairs"):
         stored.batches(5, seed=0)
-    with pytest.raises(InputError, match="trainable weights"):
-        with_vectors(model, encode_pairs(rows, tokenizer, **LENGTHS))

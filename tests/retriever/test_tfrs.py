@@ -7,8 +7,6 @@ import tensorflow_recommenders as tfrs
 
 from tfdpsq.retriever import TwoTower
 
-LENGTHS = {"query_length": 6, "document_length": 12}
-
 
 def test_a_step_of_fit_is_one_of_tfrs_retrieval(make_model, make_batch):
     """TFRS sums over rows, we average; scale is one over its temperature."""

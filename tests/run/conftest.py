@@ -1,6 +1,7 @@
 """What several tests of the runs share: one finished job."""
 
 import contextlib
+import os
 
 import pytest
 from helpers import tiny_job as _tiny_job
@@ -8,8 +9,14 @@ from helpers import tiny_job as _tiny_job
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory):
-    """A workdir made through the command line, killed on the way and restarted."""
-    return _tiny_job.make(tmp_path_factory.mktemp("pipeline"))
+    """A workdir made through the command line, killed on the way and restarted.
+
+    It is made once for all workers of `pytest -n`.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return _tiny_job.shared(folder)
 
 
 @pytest.fixture

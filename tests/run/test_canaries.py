@@ -29,20 +29,16 @@ _SIZES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_what_epsilon_8_hides_is_a_unit_and_not_a_repeated_secret(tmp_path):
+def test_epsilon_8_hides_a_unit_and_not_a_repeated_secret(tmp_path):
     """Without DP secrets are learnt; at ε = 8 those that are one unit are not.
 
-    A secret that stands in 100 queries is 100 units of a guarantee for queries, and
-    leaks as if there were none. It is one unit of a guarantee for users, all of whose
-    queries are clipped together, and is then not told from chance.
+    A secret in 100 queries is 100 units of a guarantee for queries, and leaks as if
+    there were none; under unit user it is one unit, and is not told from chance.
 
-    The test of that is `evaluation.rank_test`: the exact probability that as many
-    uniform ranks have as low a mean, one-sided, rejected below 0.001. It is made twice,
-    on the secrets put in once under unit query and on all of them under unit user,
-    whose ranks have one law however often they are repeated: a step draws one query of
-    a user. Secrets and noise are fresh in every run, and of secrets of which nothing is
-    learnt each test rejects once in 1,000. ε = 8 allows that something is learnt; no
-    more is claimed than that so few secrets do not show it.
+    Ranks are tested for being uniform (`evaluation.rank_test`, rejected below 0.001),
+    once under each unit: secrets of which nothing is learnt fail each test once in
+    1,000 runs. Epsilon 8 allows that something is learnt; the claim is only that so few
+    secrets do not show it.
     """
     done = subprocess.run(
         [

@@ -2,11 +2,11 @@
 
 import collections
 import json
-import os
 import shutil
 
+import numpy as np
 import pytest
-from helpers import tiny as _tiny
+from helpers import tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import canaries
@@ -15,12 +15,14 @@ from tfdpsq.run.core import releases
 from tfdpsq.run.training import context
 from tfdpsq.validation import InputError
 
+TRIALS, CANDIDATES, COINS = 2, 20, 30
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Pairs, and the same with canaries."""
     base = tmp_path_factory.mktemp("canaries")
-    _tiny.write_pairs(base / "pairs", train=120)
+    tiny.write_pairs(base / "pairs", train=120)
     _insert(base, "private/canaries")
     return base
 
@@ -30,9 +32,9 @@ def _insert(base, name, **settings):
     config.update(
         data=str(base / "pairs"),
         repetitions=(3, 5),
-        trials=2,
-        candidates=20,
-        coins=30,
+        trials=TRIALS,
+        candidates=CANDIDATES,
+        coins=COINS,
         seed=4,
     )
     config.update(settings)
@@ -60,7 +62,7 @@ def test_canaries_stand_among_the_pairs(base):
     assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
 
 
-def test_the_papers_secrets_are_in_the_query_its_document_or_another(base):
+def test_paper_secrets_are_in_the_query_its_document_or_another(base):
     """As (query, document): in the last two, the document is new and ends with it."""
     options = {"forms": canary_set.PAPER_FORMS, "document_characters": 30}
     _insert(base, "private/paper", **options, coins=0)
@@ -87,12 +89,9 @@ def test_the_papers_secrets_are_in_the_query_its_document_or_another(base):
             kept = given[canary.document_id][:30].rstrip()
             assert pair.document == f"{kept} {canary.secret}"
     assert {canary.form for canary in made} == set(canary_set.PAPER_FORMS)
-    with pytest.raises(InputError, match=r"document 'canary-\d' of the data has"):
-        data = str(base / "private" / "paper" / "data")
-        _insert(base, "private/x", data=data, **options, coins=0)
 
 
-def test_all_queries_of_a_canary_are_one_users(base):
+def test_all_queries_of_a_canary_are_of_one_user(base):
     """Who owns nothing else; in data without users everybody else owns one query."""
     users = BeirDirectory(base / "private" / "canaries" / "data").users()
     made = canary_set.read_canaries(base / "private" / "canaries")
@@ -112,6 +111,55 @@ def test_all_queries_of_a_canary_are_one_users(base):
     assert len(owned) == len(ordinary) + present
 
 
+def test_forms_are_what_they_say(base):
+    """Alone; the query's words on its own document; on another's; the paper's three."""
+    forms = {"query_characters": 40, "document_characters": 20}
+    _insert(base, "private/forms", forms=canary_set.FORMS, **forms)
+    made = canary_set.read_canaries(base / "private" / "forms")
+    own = {p.document_id: p.query for p in BeirDirectory(base / "pairs").pairs("train")}
+    kinds = collections.Counter((c.form, c.repetitions) for c in made if not c.coin)
+    assert kinds == {(f, r): TRIALS for f in canary_set.FORMS for r in (3, 5)}
+    for canary in made:
+        if canary.form == "secret":
+            assert canary.query() == canary.secret
+        elif canary.form in ("own_document", "paper_query", "paper_own_document"):
+            assert own[canary.document_id].startswith(canary.prefix)
+        else:
+            assert not own.get(canary.document_id, "").startswith(canary.prefix)
+        limit = 40 if canary.form in canary_set.PAPER_FORMS else 24
+        assert len(canary.prefix) <= limit
+        assert canary.in_document == (canary.form in canary_set.IN_DOCUMENT)
+        assert (canary.secret in canary.query()) == (not canary.in_document)
+        assert len(canary.candidates) == (0 if canary.coin else CANDIDATES - 1)
+    coins = [canary.repetitions for canary in made if canary.coin]
+    assert len(coins) == COINS and set(coins) == {0, 1}
+
+
+def test_secrets_are_fresh_unless_a_seed_is_given(base):
+    """The same seed gives the same; none gives others each time."""
+    first = canary_set.read_canaries(base / "private" / "canaries")
+    _insert(base, "private/again")
+    assert canary_set.read_canaries(base / "private" / "again") == first
+    fresh = []
+    for name in ("private/fresh1", "private/fresh2"):
+        _insert(base, name, seed=-1)
+        fresh.append({c.secret for c in canary_set.read_canaries(base / name)})
+    assert not fresh[0] & fresh[1]
+
+
+def test_coins_are_thrown_independently(base):
+    """The bound of one run is for fair coins, not for exactly half of them heads."""
+    heads = []
+    for seed in range(8):
+        _insert(base, f"private/coins{seed}", seed=seed)
+        made = canary_set.read_canaries(base / "private" / f"coins{seed}")
+        heads.append([canary.repetitions for canary in made if canary.coin])
+    counts = np.sum(heads, axis=1)
+    assert np.shape(heads) == (8, COINS) and len(set(counts)) > 3
+    # Six standard deviations of 240 fair coins.
+    assert abs(counts.sum() - 120) < 47
+
+
 def test_other_queries_keep_their_users(base, tmp_path):
     """And all else that their lines hold; some with users and some without is wrong."""
 
@@ -126,36 +174,22 @@ def test_other_queries_keep_their_users(base, tmp_path):
         after = BeirDirectory(tmp_path / "private" / name / "data")
         return changed, after
 
-    def in_turn(row):
-        if row % 2:
-            return {"metadata": {"who": f"u{row % 7}", "city": "Bern"}}
-        return {"who": row % 7, "lang": "en"}
-
-    changed, after = insert("in_turn", in_turn)
+    changed, after = insert("every", lambda row: {"who": row % 7, "lang": "en"})
     users = after.users(field="who")
     for row, line in enumerate(changed):
-        assert users[line["_id"]] == (f"u{row % 7}" if row % 2 else str(row % 7))
-        kept = {key: line[key] for key in line if key not in ("_id", "text")}
-        assert after.other_fields()[line["_id"]] == kept
+        assert users[line["_id"]] == str(row % 7)
+        assert after.other_fields()[line["_id"]] == {"who": row % 7, "lang": "en"}
     added = {users[q] for q in users if q.startswith("canary-")}
     assert added.isdisjoint(users[line["_id"]] for line in changed)
-    # Users of training queries only are enough to train on, and so for this.
-    changed, after = insert("train", lambda row: {"who": "a"} if row < 120 else {})
-    assert set(after.users("train", "who").values()) - {"a"} == {
-        f"canary-{number}"
-        for number, canary in enumerate(canary_set.read_canaries(after.path.parent))
-        if canary.repetitions
-    }
-    with pytest.raises(InputError, match="some queries .*has no user under 'who'"):
+    with pytest.raises(InputError, match="no user under 'who'"):
         insert("some", lambda row: {"who": "a"} if row < 60 else {})
     with pytest.raises(InputError, match="user 'canary-0' .* already hold canaries"):
         insert("taken", lambda row: {"who": f"canary-{row}"})
-    assert not (tmp_path / "private" / "some").exists()
     assert not (tmp_path / "private" / "taken").exists()
 
 
-def test_so_many_pairs_are_kept_and_all_canaries(tmp_path):
-    _tiny.write_pairs(tmp_path / "pairs", train=120)
+def test_most_pairs_keeps_a_random_share_and_all_canaries(tmp_path):
+    tiny.write_pairs(tmp_path / "pairs", train=120)
     given = BeirDirectory(tmp_path / "pairs")
     options = {"trials": 1, "coins": 0, "repetitions": (1, 10)}
     _insert(tmp_path, "private/fewer", most_pairs=50, **options)
@@ -178,50 +212,38 @@ def test_so_many_pairs_are_kept_and_all_canaries(tmp_path):
     assert set(fewer.users("train")) == found
 
 
-def test_a_number_of_pairs_that_is_none_is_refused(tmp_path):
-    _tiny.write_pairs(tmp_path / "pairs", train=20)
-    with pytest.raises(InputError, match="most_pairs is -3"):
-        _insert(tmp_path, "private/fewer", most_pairs=-3)
-    assert not (tmp_path / "private" / "fewer").exists()
-
-
-def _require_known(pairs, base):
-    """Nothing made of these may be released, whatever its ε."""
-    assert canary_set.holds_canaries(str(pairs))
-    assert canary_set.holds_canaries(f"file://{os.path.abspath(pairs)}")
-    assert releases.PRIVATE == context.guarantee_of_training(
-        str(pairs), "", None, True, True
-    )
-    with pytest.raises(InputError, match="holds canaries"):
-        canary_set.require_private_output(
-            str(pairs), base / "private", base / "release" / "generator"
-        )
-    for guarantee in (releases.PUBLIC, releases.CERTIFIED):
-        output = releases.Output(base / "release" / "set", guarantee, "a set")
-        with pytest.raises(InputError, match="corpus is .*, whose guarantee is 'priva"):
-            releases.check_lineage(output, {"corpus": str(pairs)})
-
-
-def test_canaries_are_known_wherever_they_are(base, tmp_path, monkeypatch):
-    """A link to them made their generator "certified", and so did a copy."""
-    kept = tmp_path / "private" / "canaries"
-    shutil.copytree(base / "private" / "canaries", kept)
-    data = kept / "data"
-    (tmp_path / "link").symlink_to(data)
-    (tmp_path / "again").symlink_to(tmp_path / "link")
-    (tmp_path / "of_files").mkdir()
-    for path in data.iterdir():
-        if path.name != releases.MARK_FILE:
-            (tmp_path / "of_files" / path.name).symlink_to(path)
-    links = [tmp_path / name for name in ("link", "again", "of_files")]
-    for pairs in (data, *links):
-        _require_known(pairs, tmp_path)
+def test_pairs_with_canaries_and_their_copies_are_known(base, tmp_path):
+    """Nothing made of them may be released, whatever its epsilon."""
+    data = base / "private" / "canaries" / "data"
     shutil.copytree(data, tmp_path / "copy")
-    _require_known(tmp_path / "copy", tmp_path)
-    monkeypatch.chdir(data)
-    _require_known(".", tmp_path)
-    # Of a version without marks: links lead there.
-    (data / releases.MARK_FILE).unlink()
-    for pairs in (data, *links):
-        _require_known(pairs, tmp_path)
+    for pairs in (str(data), str(tmp_path / "copy")):
+        assert canary_set.holds_canaries(pairs)
+        assert releases.PRIVATE == context.guarantee_of_training(
+            pairs, "", None, True, True
+        )
+        place = base / "release" / "generator"
+        with pytest.raises(InputError, match="holds canaries"):
+            canary_set.require_private_output(pairs, base / "private", place)
+        output = releases.Output(place, releases.CERTIFIED, "a set")
+        with pytest.raises(InputError, match="whose guarantee is 'private'"):
+            releases.check_lineage(output, {"corpus": pairs})
     assert not canary_set.holds_canaries(str(base / "pairs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("release/canaries", {}, "is not under"),
+        ("private/x", {"forms": ("secret", "else")}, r"forms\[1\] is 'else'"),
+        ("private/x", {"digits": 4}, "digits is 4"),
+        ("private/x", {"trials": 40}, "each on a document of its own"),
+        ("private/x", {"most_pairs": -3}, "most_pairs is -3"),
+        ("private/x", {"data": "{base}/private/canaries/data"}, "already hold canar"),
+    ],
+)
+def test_bad_settings_are_refused(base, name, options, message):
+    if "data" in options:
+        options = {"data": options["data"].format(base=base)}
+    with pytest.raises(InputError, match=message):
+        _insert(base, name, **options)
+    assert not (base / name).exists()

@@ -1,45 +1,37 @@
 """Public pretraining as its users run it: it learns, is killed, goes on, refuses."""
 
+import contextlib
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from helpers import killing as _killing
-from helpers import plans
-from helpers import tiny as _tiny
+from helpers import forking, killing, tiny
 from safetensors.numpy import load_file
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, build_pydocs, train_vocabulary
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.run import pretrain
 from tfdpsq.run.core import sources
-
-_T5 = {
-    "vocabulary_size": 460,
-    **_tiny.SHAPE,
-    "dropout": 0.2,
-}
+from tfdpsq.run.devices import preemption, strategy
+from tfdpsq.run.training import pretraining_loop
 
 
 def _config(data, **changes):
     config = pretrain.default_config()
     config.data = str(data)
-    config.t5.update(_T5)
+    config.t5.update({"vocabulary_size": 460, **tiny.SHAPE, "dropout": 0.2})
     config.update(
         {
             "document_length": 40,
             "query_length": 16,
             "pair_rows": 6,
-            "text_rows": 3,
+            "text_rows": 4,
             "held_out_one_in": 8,
             "steps": 12,
             "watch_every": 6,
@@ -54,8 +46,11 @@ def _config(data, **changes):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
+    """Documents; whoever reads a query or a judgement fails."""
     directory = tmp_path_factory.mktemp("data") / "pairs"
-    _tiny.write_pairs(directory, train=150, dev=5, test=5)
+    tiny.write_pairs(directory, train=150, dev=5, test=5)
+    for path in (directory / "queries.jsonl", *(directory / "qrels").iterdir()):
+        path.write_text("not to be read")
     return directory
 
 
@@ -67,54 +62,81 @@ def finished(pairs, tmp_path_factory):
     return out
 
 
-def test_what_is_written_loads_as_any_t5(finished):
+def test_result_loads_as_any_t5(finished):
     model = T5QueryGenerator.from_preset(finished)
     tokenizer = Tokenizer(sources.vocabulary_file("", str(finished)))
     assert model.config.vocabulary_size == 460
     assert tokenizer.vocabulary_size == 360  # the other hundred are sentinels
     record = json.loads((finished / pretrain.CURVE_FILE).read_text())
     assert record["steps"] == [6, 12]
-    assert set(record["watched"][0]) == {
-        "token_cosine",
-        "document_cosine",
-        "own_loss",
-        "wrong_loss",
-        "gap",
-        "first",
-    }
     assert record["rows"]["held_out"] >= 2
     assert not list(finished.parent.glob(".*state*"))  # nothing is left over
 
 
-def test_in_bfloat16_weights_keep_their_last_digits(finished, pairs, tmp_path):
-    pretrain.run(_config(pairs, dtype="mixed_bfloat16"), tmp_path / "t5")
-    exact, low = (
-        np.concatenate([stored[name].ravel() for name in sorted(stored)])
-        for stored in (
-            load_file(path / "model.safetensors")
-            for path in (finished, tmp_path / "t5")
-        )
+# -- Ended, and gone on with ----------------------------------------------------------
+
+
+def _assert_same(out, finished):
+    ours, theirs = (load_file(path / "model.safetensors") for path in (out, finished))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        np.testing.assert_allclose(values, theirs[name], rtol=1e-4, atol=1e-5)
+    curve, whole = (
+        json.loads((path / pretrain.CURVE_FILE).read_text()) for path in (out, finished)
     )
-    assert low.dtype == np.float32
-    assert np.mean(low != tf.cast(tf.cast(low, tf.bfloat16), tf.float32)) > 0.9
-    # The same batches, with products that are rounded.
-    assert np.mean(exact != low) > 0.5
-    assert np.corrcoef(exact, low)[0, 1] > 0.99
+    assert curve["steps"] == whole["steps"]
+    for name in ("watched", "losses"):
+        for one, other in zip(curve[name], whole[name]):
+            for what in set(other) - {"first"}:  # of near documents any may be
+                assert one[what] == pytest.approx(other[what], abs=2e-3)
 
 
-def test_no_query_is_read(finished, pairs, tmp_path):
-    # The same documents under other queries: the same bytes.
-    other = tmp_path / "pairs"
-    _tiny.write_pairs(other, train=150, dev=5, test=5)
-    lines = (other / "queries.jsonl").read_text().splitlines()
-    changed = [json.dumps({**json.loads(line), "text": "zebra"}) for line in lines]
-    (other / "queries.jsonl").write_text("\n".join(changed) + "\n")
-    pretrain.run(_config(other), tmp_path / "t5")
-    _assert_same_weights(finished, tmp_path / "t5")
-    assert _file(finished, "spiece.model") == _file(tmp_path / "t5", "spiece.model")
+class _AskedAt(preemption.Notice):
+    """Of a SIGTERM during some step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._left = step
+
+    @contextlib.contextmanager
+    def training(self):
+        def asked():
+            self._left -= 1
+            return self._left <= 0
+
+        yield asked
 
 
-def _start(base, pairs, *flags, environment=None):
+@pytest.mark.parametrize(
+    "before, after, step, changes",
+    [
+        (1, 1, 5, {}),
+        pytest.param(2, 1, 5, {}, marks=pytest.mark.slow),
+        pytest.param(1, 2, 2, {"optimizer": "adam"}, marks=pytest.mark.slow),
+    ],
+)
+def test_preempted_run_goes_on_with_other_replicas_to_the_same_weights(
+    pairs, finished, strategy_of, tmp_path, before, after, step, changes
+):
+    """With dropout.
+
+    Adam's steps are clipped, and Adafactor's are of the size that its statistics say:
+    neither is the same where a share's gradient is taken for all.
+    """
+    wanted, config = finished, _config(pairs, **changes)
+    if changes:
+        wanted = tmp_path / "whole"
+        pretrain.run(config, wanted)
+    devices = strategy.Devices(strategy_of(before), notice=_AskedAt(step))
+    with pytest.raises(privacy.Preempted):
+        pretrain.run(config, tmp_path / "t5", devices)
+    assert (tmp_path / ".t5.state" / f"record-{step}.json").is_file()
+    assert not (tmp_path / "t5").exists()
+    pretrain.run(config, tmp_path / "t5", strategy.Devices(strategy_of(after)))
+    _assert_same(tmp_path / "t5", wanted)
+
+
+def _start(base, pairs, *flags):
     """The stage in a process of its own, into base/t5."""
     config = base / "config.py"
     config.write_text(
@@ -122,7 +144,7 @@ def _start(base, pairs, *flags, environment=None):
         "def get_config():\n"
         f"    return runpy.run_path({str(__file__)!r})['_config']({str(pairs)!r})\n"
     )
-    return subprocess.Popen(
+    return forking.Command(
         [
             sys.executable,
             "-m",
@@ -131,14 +153,8 @@ def _start(base, pairs, *flags, environment=None):
             f"--workdir={base / 't5'}",
             *flags,
         ],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **(environment or {}),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
+        cwd=killing.ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
@@ -146,98 +162,54 @@ def _wait_for_a_state(base, child):
     state = base / ".t5.state" / "weights" / "checkpoint"
     deadline = time.monotonic() + 300
     while not state.is_file():
-        assert child.poll() is None, child.communicate()[1]
+        assert child.poll() is None, child.said()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def _assert_same(base, finished):
-    _assert_same_weights(finished, base / "t5")
-    curve, whole = (
-        json.loads((path / pretrain.CURVE_FILE).read_text())
-        for path in (base / "t5", finished)
-    )
-    assert curve["steps"] == whole["steps"]
-    for name in ("watched", "losses"):
-        for ours, theirs in zip(curve[name], whole[name]):
-            for what in set(theirs) - {"first"}:  # of near documents any may be
-                assert ours[what] == pytest.approx(theirs[what], abs=2e-3)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sent, status, flags",
-    [
-        (signal.SIGKILL, -signal.SIGKILL, ["--strategy=mirrored", "--replicas=3"]),
-        (signal.SIGTERM, 75, []),
-        (signal.SIGTERM, 75, ["--strategy=mirrored", "--replicas=3"]),
-    ],
-)
-def test_ended_it_goes_on_to_the_same_weights(
-    finished, pairs, tmp_path, sent, status, flags
-):
-    """On one device, whatever it ran on before."""
-    first = _start(tmp_path, pairs, *flags)
+def test_killed_run_goes_on_to_the_same_weights(finished, pairs, tmp_path):
+    """On one device, after two replicas."""
+    first = _start(tmp_path, pairs, "--strategy=mirrored", "--replicas=2")
     _wait_for_a_state(tmp_path, first)
-    first.send_signal(sent)
-    _, words = first.communicate()
-    assert first.returncode == status, words
+    first.kill()
+    first.wait()
+    assert first.returncode == -signal.SIGKILL
     assert not (tmp_path / "t5").exists()
     again = _start(tmp_path, pairs)
     _, words = again.communicate()
     assert again.returncode == 0, words
     assert "going on after step" in words
-    _assert_same(tmp_path, finished)
+    _assert_same(tmp_path / "t5", finished)
 
 
-@pytest.mark.slow
-def test_workers_train_what_one_process_does(finished, pairs, tmp_path):
-    """Three of them, of which one is asked to end; all do, and go on together."""
-    pairs_before = sorted(pairs.rglob("*"))
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-
-    def workers():
-        return [
-            _start(
-                tmp_path,
-                pairs,
-                "--strategy=multiworker",
-                environment={**environment, "TMPDIR": str(scratch)},
-            )
-            for environment in _killing.cluster(3)
-        ]
-
-    def ended(children):
-        try:
-            return [child.communicate(timeout=240)[1] for child in children]
-        finally:
-            for child in children:
-                child.kill()
-
-    children = workers()
-    _wait_for_a_state(tmp_path, children[0])
-    children[2].send_signal(signal.SIGTERM)
-    words = ended(children)
-    assert [child.returncode for child in children] == [75] * 3, words
-    assert not (tmp_path / "t5").exists()
-    children = workers()
-    words = ended(children)
-    assert [child.returncode for child in children] == [0] * 3, words
-    assert "going on after step" in words[0]
-    _assert_same(tmp_path, finished)
-    # The chief alone has written, and nothing is left over.
-    assert list(scratch.iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "config.py",
-        "private",
-        "scratch",
-        "t5",
+def test_share_of_a_replica_has_its_part_of_both_kinds_of_rows():
+    batch = {
+        "query_ids": np.arange(24).reshape(12, 2),
+        "document_key": np.arange(8) + 100,
     }
-    assert sorted(pairs.rglob("*")) == pairs_before
+    shares = [pretraining_loop.deal(batch, replica, 4) for replica in range(4)]
+    for replica, share in enumerate(shares):
+        first, text = 2 * replica, 8 + replica
+        rows = [2 * row + np.arange(2) for row in (first, first + 1, text)]
+        np.testing.assert_array_equal(share["query_ids"], rows)
+        assert share["document_key"].tolist() == [100 + first, 101 + first]
 
 
-def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path):
+def test_replicas_that_cannot_share_a_batch_are_refused(pairs, strategy_of, tmp_path):
+    devices = strategy.Devices(strategy_of(2))
+    # A job that does more than this goes on with one device.
+    config = _config(pairs, pair_rows=5)
+    assert pretrain.usable(config, devices) == strategy.Devices(notice=devices.notice)
+    with pytest.raises(validation.InputError, match="pair_rows is 5, which 2 replicas"):
+        pretrain.run(config, tmp_path / "t5", devices)
+    assert not list(tmp_path.iterdir())
+
+
+# -- Refused --------------------------------------------------------------------------
+
+
+def test_unfinished_run_of_another_config_is_refused(pairs, tmp_path):
     state = tmp_path / ".t5.state"
     state.mkdir()
     (state / "run.json").write_text(json.dumps({"config": {}, "inputs": {}}))
@@ -249,52 +221,33 @@ def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path
     "changes, message",
     [
         ({"steps": 0}, "steps"),
-        ({"pair_rows": 0}, "pair_rows"),
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"stored": "int8"}, "stored"),
         ({"optimizer": "adma"}, "optimizer"),
-        ({"contrast_weight": -1.0}, "contrast_weight"),
-        ({"t5": {"vocabulary_size": 90}}, "t5.vocabulary_size is 90; 100 of it"),
-        (
-            {"t5": {"vocabulary_size": 30000}},
-            "t5.vocabulary_size is 30000, but these texts give at most",
-        ),
+        ({"t5": {"vocabulary_size": 90}}, "t5.vocabulary_size is 90"),
+        ({"t5": {"vocabulary_size": 30000}}, "these texts give at most"),
         ({"held_out_one_in": 10**9}, "0 rows of held_out"),
+        ({"resize": {"num_layers": 4}}, "resize.num_layers is 4"),
     ],
 )
 def test_bad_settings_are_refused(pairs, tmp_path, changes, message):
-    config = _config(pairs)
-    config.update(changes)
     with pytest.raises(validation.InputError, match=message):
-        pretrain.run(config, tmp_path / "t5")
+        pretrain.run(_config(pairs, **changes), tmp_path / "t5")
     assert not (tmp_path / "t5").exists()
 
 
-def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_path):
+def test_private_weights_and_other_vocabularies_are_refused(pairs, finished, tmp_path):
     private = tmp_path / "private"
-    private.mkdir()
-    for file in finished.iterdir():
-        (private / file.name).write_bytes(file.read_bytes())
-    plan = plans.plan(epsilon=8.0, num_units=100, batch_size=10, steps=2)
-    certificate = plans.certificate(plan)
-    (private / "certificate.json").write_text(json.dumps(certificate))
-    config = _config(pairs, init=str(private))
-    config.t5 = pretrain.default_config().t5  # the weights decide
-    with pytest.raises(validation.InputError, match="trained on private queries"):
-        pretrain.run(config, tmp_path / "t5")
-
-
-def test_another_vocabulary_than_the_weights_own_is_refused(pairs, tmp_path):
+    tiny.write_private_generator(private, finished, 8.0)
     other = tmp_path / "other.model"
     lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
     train_vocabulary(lines, 300, other)
-    config = _config(pairs, init="t5_tiny_pydocs", vocabulary=str(other))
-    config.t5 = pretrain.default_config().t5
-    with pytest.raises(
-        validation.InputError, match="t5_tiny_pydocs was trained with another"
+    for changes, message in (
+        ({"init": str(private)}, "trained on private queries"),
+        ({"init": "t5_tiny_pydocs", "vocabulary": str(other)}, "another vocabulary"),
     ):
-        pretrain.run(config, tmp_path / "t5")
-    assert not (tmp_path / "t5").exists()
+        config = _config(pairs, **changes)
+        config.t5 = pretrain.default_config().t5  # the weights decide
+        with pytest.raises(validation.InputError, match=message):
+            pretrain.run(config, tmp_path / "t5")
 
 
 def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
@@ -307,21 +260,11 @@ def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
         {"_id": "1", "text": f"Some words first.\n\n  {query.upper()}\n\nMore."},
     ]
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    where = r"text\.jsonl:2: .*holds the query"
-    with pytest.raises(validation.DataError, match=where):
+    with pytest.raises(validation.DataError, match=r"text\.jsonl:2: .*holds the query"):
         pretrain.run(_config("pydocs", texts=(str(text),)), tmp_path / "t5")
 
 
-def test_a_size_needs_a_t5_to_be_made_from(pairs, tmp_path):
-    config = _config(pairs)
-    config.resize.num_layers = 4
-    with pytest.raises(
-        validation.InputError, match="resize.num_layers is 4, .* acts only where init"
-    ):
-        pretrain.run(config, tmp_path / "t5")
-
-
-def test_queries_and_synthetic_sets_are_no_public_text(pairs, tmp_path):
+def test_queries_and_bad_lines_are_no_public_text(pairs, tmp_path):
     config = _config(pairs, texts=(str(pairs / "queries.jsonl"),))
     with pytest.raises(validation.InputError, match="holds the queries of a BEIR"):
         pretrain.run(config, tmp_path / "t5")
@@ -332,37 +275,15 @@ def test_queries_and_synthetic_sets_are_no_public_text(pairs, tmp_path):
     config = _config(pairs, texts=(str(inside / "queries.jsonl"),))
     with pytest.raises(validation.InputError, match="part of a synthetic set"):
         pretrain.run(config, tmp_path / "t5")
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"_id": "1", "text": "some"}\n{"_id": "1", "text": 3}\n')
+    with pytest.raises(validation.DataError, match=r"text\.jsonl:2: "):
+        pretrain.run(_config(pairs, texts=(str(text),)), tmp_path / "t5")
     assert not (tmp_path / "t5").exists()
 
 
-def test_a_manifest_of_another_program_makes_no_set(pairs, tmp_path):
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "manifest.json").write_text('{"name": "a page", "icons": []}')
-    (site / "text.jsonl").write_text('{"_id": "1", "text": 3}\n')
-    config = _config(pairs, texts=(str(site / "text.jsonl"),))
-    with pytest.raises(validation.DataError, match=r"text\.jsonl:1: "):
-        pretrain.run(config, tmp_path / "t5")
-    logs = shutil.copytree(pairs, tmp_path / "logs")
-    (logs / "manifest.json").write_text('{"name": "a page", "icons": []}')
-    assert sources.load_source(str(logs)).private
-    # Nor does one above them, as a table's export writes it.
-    (tmp_path / "manifest.json").write_text('{"entries": [], "schema": {}}')
-    assert sources.load_source(str(logs)).private
-    with pytest.raises(validation.DataError, match=r"text\.jsonl:1: "):
-        pretrain.run(config, tmp_path / "t5")
-
-
-@pytest.mark.parametrize("line", ["{", '{"text": "no id"}', '{"_id": "1", "text": 3}'])
-def test_bad_text_is_named_by_file_and_line(pairs, tmp_path, line):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"_id": "1", "text": "some"}\n' + line + "\n")
-    with pytest.raises(validation.DataError, match=r"text\.jsonl:2: "):
-        pretrain.run(_config(pairs, texts=(str(text),)), tmp_path / "t5")
-
-
 @pytest.mark.slow
-def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
+def test_minute_of_training_moves_the_watched_measures_the_right_way(tmp_path):
     corpus = build_pydocs(tmp_path / "cache", packages=["numpy", "sklearn"])
     assert (corpus.path / PUBLIC_TEXT).is_file()
     config = _config(
@@ -396,14 +317,3 @@ def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
     assert last["first"] > first["first"]
     assert last["token_cosine"] < 0.5
     assert last["document_cosine"] < first["document_cosine"] - 0.03
-
-
-def _assert_same_weights(first, second):
-    ours, theirs = (load_file(path / "model.safetensors") for path in (first, second))
-    assert ours.keys() == theirs.keys()
-    for name, values in ours.items():
-        np.testing.assert_allclose(values, theirs[name], rtol=1e-4, atol=1e-5)
-
-
-def _file(directory, name):
-    return (directory / name).read_bytes()

@@ -13,23 +13,24 @@ import pathlib
 import re
 import secrets
 import shutil
+import stat
 import time
+import zipfile
 
 import numpy as np
 import pytest
 from helpers import recorder
-from helpers import secret_search as _search
+from helpers.secret_search import Secret, find_secrets
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.randomness.noise import DRAWS, derived_seed
-from tfdpsq.run.core import releases, sources, workdir
+from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.passes import passes, sharded_stages
+
+pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
 
 _PURPOSES = (*(f"noise {draw}" for draw in range(DRAWS)), "dropout", "global")
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
-
-
-Secret, find_secrets = _search.Secret, _search.find_secrets
 
 
 # -- The job's release -----------------------------------------------------------
@@ -122,13 +123,61 @@ _KINDS = {
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_the_release_holds_no_secret(job, kind):
+def test_release_holds_no_secret(job, kind):
     collect, fewest = _KINDS[kind]
     secrets = list(collect(job))
     assert len(secrets) >= fewest, secrets  # Else nothing would be looked for.
     release = job.directory / "release"
     assert len(list(release.rglob("certificate.json"))) >= 3
     assert find_secrets(release, secrets) == []
+
+
+# Names of what must never be released.
+_PRIVATE_NAMES = re.compile(
+    r"private|.*\.key|ledger.*|secrets.*|private_reads.*|seconds.*|curve.*|log\.jsonl"
+    r"|.*tfevents.*|.*\.trec|metrics\.json|canaries\.jsonl|report\.html|results\.json"
+    r"|step-\d+\.npz|.*\.partial"
+)
+
+
+def _modes(folder):
+    return {
+        (path.is_dir(), stat.S_IMODE(path.stat().st_mode))
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_release_holds_public_and_certified_outputs_alone(job):
+    release = job.directory / "release"
+    stated = {
+        path.parent.name: json.loads(path.read_text())["guarantee"]
+        for path in release.glob("*/stage.json")
+    }
+    of_queries = ("eps8", "adapter_eps0_5", "histogram_eps0.4")
+    assert stated == {
+        name: releases.CERTIFIED if name.endswith(of_queries) else releases.PUBLIC
+        for name in stated
+    }
+    assert len(stated) >= 8
+    assert not [p for p in release.rglob("*") if _PRIVATE_NAMES.fullmatch(p.name)]
+    assert _modes(release) == {(True, 0o755), (False, 0o644)}
+    assert _modes(job.directory / "private") == {(True, 0o700), (False, 0o600)}
+
+
+def test_no_file_of_the_release_holds_a_time(job):
+    """Times of files, of members of archives, and in the header of gzip."""
+    release, archives, found = job.directory / "release", 0, []
+    for path in (release, *release.rglob("*")):
+        if path.stat().st_mtime != outputs.MODIFIED:
+            found.append(path)
+        if path.is_file() and zipfile.is_zipfile(path):
+            archives += 1
+            members = zipfile.ZipFile(path).infolist()
+            found += [(path, m) for m in members if m.date_time[:3] != (1980, 1, 1)]
+        head = path.read_bytes()[:8] if path.is_file() else b""
+        if head[:2] == b"\x1f\x8b" and head[4:8] != bytes(4):
+            found.append(path)
+    assert found == [] and archives
 
 
 def _keys_of(value):
@@ -142,7 +191,7 @@ def _keys_of(value):
             yield from _keys_of(inner)
 
 
-def test_nothing_in_the_release_is_called_a_time(job):
+def test_no_entry_of_the_release_is_called_a_time(job):
     """The searches above know durations to the digit; a stage may round its own."""
     paths = list((job.directory / "release").rglob("*.json"))
     assert {"stage.json", "manifest.json", "certificate.json"} <= {
@@ -155,33 +204,27 @@ def test_nothing_in_the_release_is_called_a_time(job):
 
 
 @pytest.mark.parametrize("kind", ["stage", "pass"])
-def test_what_a_stage_writes_does_not_depend_on_how_long_it_took(
-    tmp_path, monkeypatch, kind
-):
+def test_stage_writes_the_same_however_long_it_took(tmp_path, monkeypatch, kind):
     """The same bytes whether its clock runs fast or slow: times are private."""
     monkeypatch.setattr(secrets, "token_hex", lambda length: "0" * 2 * length)
+    out = tmp_path / "stage"  # the same: a record says where it was written
+    arguments = releases.Output(out, releases.PUBLIC, "rows"), {"seed": 1}, {"a": "f"}
 
     def make(out, *_):
         (out / "result.txt").write_text("done")
         return {"rows": 3}
 
     def written(speed):
-        out = tmp_path / "stage"  # the same: a record says where it was written
-        output = releases.Output(out, releases.PUBLIC, "rows")
         with monkeypatch.context() as patch:
             for name in ("time", "monotonic", "perf_counter"):
                 own = getattr(time, name)
                 patch.setattr(time, name, lambda own=own: 1e9 + speed * own())
             if kind == "stage":
-                workdir.run_stage(output, {"seed": 1}, {"data": "f00"}, make)
+                workdir.run_stage(*arguments, make)
             else:
                 work = passes.Work("rows", 2, lambda: lambda index, shard: None)
-                sharded_stages.run_stage(
-                    output, {"seed": 1}, {"data": "f00"}, work, make, passes.ALONE
-                )
-        found = {
-            str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*")
-        }
+                sharded_stages.run_stage(*arguments, work, make, passes.ALONE)
+        found = {path.name: path.read_bytes() for path in out.rglob("*")}
         shutil.rmtree(out)
         return found
 
@@ -190,29 +233,25 @@ def test_what_a_stage_writes_does_not_depend_on_how_long_it_took(
     assert slow == fast
 
 
-def test_a_fingerprint_is_keyed_by_what_its_owner_alone_has(tmp_path):
+def test_fingerprints_of_pairs_are_keyed_by_their_owner(tmp_path):
     """With a key that everybody has, guesses at a private query could be tested."""
-    keys, found = [], []
+    found = []
     for name in ("one", "other"):
         found.append(sources.keyed_fingerprint("f00", tmp_path / name))
         assert sources.keyed_fingerprint("f00", tmp_path / name) == found[-1]
-        assert sources.keyed_fingerprint("f01", tmp_path / name) != found[-1]
-        keys.append((tmp_path / name / sources.KEY_FILE).read_text())
-        mac = hmac.new(bytes.fromhex(keys[-1]), b"f00", "sha256")
-        assert found[-1] == f"keyed:{mac.hexdigest()}"
-    # 256 bits of the system's entropy: two of them share no more than chance has it.
-    one, other = (int(key, 16) for key in keys)
-    assert 70 < bin(one ^ other).count("1") < 186
+        key = bytes.fromhex((tmp_path / name / sources.KEY_FILE).read_text())
+        assert found[-1] == f"keyed:{hmac.new(key, b'f00', 'sha256').hexdigest()}"
+        assert len(key) == 32 and len(set(key)) > 20
     assert found[0] != found[1]
 
 
-def test_a_finished_job_kept_its_seeds_nowhere(job):
+def test_finished_job_kept_its_seeds_nowhere(job):
     """They could only subtract the noise; the ledgers are what remains of a run."""
     assert find_secrets(job.directory, _seeds(job)) == []
     assert list((job.directory / "private").rglob("ledger.jsonl"))
 
 
-def test_what_is_private_holds_them(job):
+def test_search_finds_secrets_where_they_belong(job):
     """The same search finds each kind where it belongs, so it is no blind one."""
     found = "\n".join(
         find_secrets(
@@ -241,82 +280,36 @@ _QUERY = "who sorts a “table” safely case 17"
 _LOSS = 6.281515598297119
 _DRAWN = [3, 17, 22, 41, 58]
 _PLANTED = {
-    "decimal": (_SEED, str(_SEED)),
-    "hex": (_SEED, hex(_SEED)),
-    "upper-case hex": (_SEED, f"{_SEED:X}"),
-    "little-endian": (_SEED, _SEED.to_bytes(16, "little")),
+    "decimal": (_SEED, str(_SEED).encode()),
     "big-endian": (_SEED, _SEED.to_bytes(16, "big")),
     "int64 words": (_SEED, np.array([_SEED & _HALF, 7], "<i8").tobytes()),
-    "upper int64 word": (_SEED, np.array([7, _SEED >> 63 & _HALF], ">i8").tobytes()),
-    "JSON words": (_SEED, json.dumps({"key": [7, _SEED >> 64]})),
-    "signed word": (_SEED, str((_SEED >> 64) - (1 << 64))),
     "base64": (_SEED, base64.b64encode(b"xy" + _SEED.to_bytes(16, "big") + b"z")),
-    "URL base64": (_SEED, base64.urlsafe_b64encode(_SEED.to_bytes(16, "little"))),
-    "base64 of decimal": (_SEED, base64.b64encode(f"seed={_SEED}".encode())),
-    "UTF-16": (_SEED, str(_SEED).encode("utf-16")),
-    "npz": (_SEED, None),
     "gzip": (_SEED, gzip.compress(json.dumps({"seed": _SEED}).encode())),
-    "file name": (_SEED, ""),
-    "hex key": (_KEY, f"key: {_KEY}"),
-    "upper-case key": (_KEY, _KEY.upper()),
     "key's bytes": (_KEY, bytes.fromhex(_KEY)),
-    "key's bytes reversed": (_KEY, bytes.fromhex(_KEY)[::-1]),
-    "key's base64": (_KEY, base64.b64encode(b"k" + bytes.fromhex(_KEY))),
-    "query": (_QUERY, f"<td>{_QUERY}</td>"),
-    "query in JSON": (_QUERY, json.dumps({"text": _QUERY})),
-    "query in base64": (_QUERY, base64.b64encode(_QUERY.encode())),
+    "query in JSON": (_QUERY, json.dumps({"text": _QUERY}).encode()),
     "query in UTF-16": (_QUERY, _QUERY.encode("utf-16")),
-    "query in hex": (_QUERY, _QUERY.encode().hex()),
-    "loss in JSON": (_LOSS, json.dumps({"loss": [6.1, _LOSS]})),
-    "loss as float32": (_LOSS, f"loss {np.float32(_LOSS)} after"),
+    "loss in JSON": (_LOSS, json.dumps({"loss": [6.1, _LOSS]}).encode()),
     "loss in binary": (_LOSS, b"\x11" + np.array(_LOSS, "<f8").tobytes()),
-    "loss, big-endian": (_LOSS, np.array([1.0, _LOSS], ">f8").tobytes()),
-    "loss in base64": (_LOSS, base64.b64encode(np.array([2.0, _LOSS]).tobytes())),
-    "seconds": (13.67, json.dumps({"seconds": 13.67})),
     "rows as int32": (_DRAWN, np.array([0, *_DRAWN], "<i4").tobytes()),
-    "rows as int64": (_DRAWN, np.array(_DRAWN, "<i8").tobytes()),
-    "rows, big-endian": (_DRAWN, np.array(_DRAWN, ">i8").tobytes()),
-    "rows in JSON": (_DRAWN, json.dumps({"rows": _DRAWN})),
-    "rows in CSV": (_DRAWN, ",".join(map(str, _DRAWN))),
-    "rows in lines": (_DRAWN, "\n".join(map(str, _DRAWN))),
-    "rows in base64": (_DRAWN, base64.b64encode(np.array([7, *_DRAWN]).tobytes())),
+    "rows in JSON": (_DRAWN, json.dumps({"rows": _DRAWN}).encode()),
 }
 
 
-def _clean_release(folder):
-    """Files as a release has them: weights, numbers, texts."""
+def test_search_finds_a_secret_in_any_form(tmp_path):
+    secrets = [Secret("planted", value) for value, _ in _PLANTED.values()]
     random = np.random.default_rng(5)
-    (folder / "model").mkdir(parents=True)
-    (folder / "model" / "weights.h5").write_bytes(random.bytes(1 << 20))
-    np.savez_compressed(folder / "model" / "slots.npz", a=random.random(1000))
-    (folder / "certificate.json").write_text(
-        json.dumps({"epsilon": 7.98, "steps": [1, 2, 3, 4, 5], "head": "ab" * 32})
-    )
-    (folder / "queries.jsonl").write_text('{"text": "who sorts a table case 18"}\n')
-    (folder / "empty").write_text("")
-    return folder
-
-
-@pytest.mark.parametrize("form", _PLANTED)
-def test_a_planted_secret_is_found_in_any_form(tmp_path, form):
-    value, content = _PLANTED[form]
-    release = _clean_release(tmp_path / "release")
-    secrets = [Secret("planted", value), Secret("another", (1 << 120) + 12345)]
-    assert find_secrets(release, secrets) == []
-    target = release / "model" / "planted.bin"
-    if form == "npz":
-        words = np.array([_SEED & _HALF, _SEED >> 63 & _HALF])
-        np.savez_compressed(target.with_suffix(".npz"), key=words)
-    elif form == "file name":
-        (release / "model" / f"state-{_SEED}").write_text("")
-    else:
-        raw = content.encode() if isinstance(content, str) else content
-        target.write_bytes(b"before it " + raw if form != "gzip" else raw)
-    (*_, found) = find_secrets(release, secrets)
-    assert "planted as " in found and found.startswith("model/")
-
-
-@pytest.mark.parametrize("value", [7, [1, 2, 3], "short"])
-def test_what_would_match_by_chance_is_no_secret(value):
-    with pytest.raises(AssertionError):
-        _search.forms(value)
+    (tmp_path / "weights.h5").write_bytes(random.bytes(1 << 20))
+    np.savez_compressed(tmp_path / "slots.npz", a=random.random(1000))
+    certificate = {"epsilon": 7.98, "steps": [1, 2, 3, 4, 5], "head": "ab" * 32}
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate))
+    (tmp_path / "queries.jsonl").write_text('{"text": "who sorts a table case 18"}\n')
+    assert find_secrets(tmp_path, secrets) == []
+    for form, (_, content) in _PLANTED.items():
+        (tmp_path / form).write_bytes(content)
+    words = np.array([_SEED & _HALF, _SEED >> 63 & _HALF])
+    np.savez_compressed(tmp_path / "words.npz", key=words)
+    (tmp_path / f"state-{_SEED}").write_text("")
+    found = {
+        line.partition(": planted as ")[0] for line in find_secrets(tmp_path, secrets)
+    }
+    assert found == {*_PLANTED, "words.npz", f"state-{_SEED}"}

@@ -1,5 +1,6 @@
 """The paper's tables as one command: rows, refusals, and a run that is killed."""
 
+import itertools
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 import types
 
+import numpy as np
 import pytest
 from helpers import tiny, tiny_paper
 
@@ -16,18 +18,20 @@ from configs.paper import tables as paper
 from tfdpsq import evaluation, validation
 from tfdpsq.data.pydocs import PACKAGES
 from tfdpsq.run import reproduce
-from tfdpsq.run.core import pipeline_checks
-from tfdpsq.run.devices import strategy
+from tfdpsq.run.core import layout, pipeline_checks
 from tfdpsq.run.reproduction import (
+    reproduce_numbers,
     reproduce_rows,
+    reproduce_tables,
 )
+from tfdpsq.run.reproduction.reproduce_tables import FAILS, HOLDS, OPEN, Cell
 from tfdpsq.run.search import benchmark_sets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_every_table_is_whole():
-    """A number in every column, and claims about rows and columns that are there."""
+    """A number in every column, and claims that the paper's own numbers bear out."""
     assert list(paper.TABLES) == ["1", "2", "3", "4", "5", "5-recall", "6", "7"]
     for name, table in paper.TABLES.items():
         for row, numbers in table["paper"].items():
@@ -46,15 +50,6 @@ def test_every_table_is_whole():
     assert len(direct) == 3  # the paper's table 4 is direct DP
 
 
-def test_rows_that_tables_share_have_one_number_each():
-    second, third, fourth = (paper.TABLES[name]["paper"] for name in "234")
-    assert second.keys() & third.keys() == {"synthetic-base-eps3"}
-    assert second["synthetic-base-eps3"] == third["synthetic-base-eps3"]
-    shared = second.keys() & fourth.keys()
-    assert len(shared) == 3
-    assert all(second[row] == fourth[row] for row in shared)
-
-
 @pytest.mark.parametrize("scale", paper.SCALES)
 def test_a_scale_is_a_job_that_the_stages_take(scale):
     config = paper.get_config(scale)
@@ -63,57 +58,147 @@ def test_a_scale_is_a_job_that_the_stages_take(scale):
     job.init = "t5_tiny_pydocs"
     pipeline_checks.check_settings(job)
     assert set(config.sizes) == set(paper.SIZES)
-    if scale == "paper":
-        assert job.finetune.batch_size == 1024
-        assert job.finetune.document_length == 384
-        assert config.sizes["large"]["init"] == "t5_1_1_large_lm"
-        # Memory decides, as in `retrieval.py`.
-        assert config.sizes["xl"]["finetune"]["lora"]["rank"] == 16
-        assert not job.retriever_init
-    else:
+    if scale != "paper":
         assert set(config.held_out_packages) < set(PACKAGES)
         assert len(config.held_out_packages) == len(benchmark_sets.PAPER)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "size", "epsilon"),
-    [
-        ("original", "original", "", math.inf),
-        ("synthetic-large-eps3", "synthetic", "large", 3.0),
-        ("synthetic-base-inf", "synthetic", "base", math.inf),
-        ("direct-eps0.5", "direct", "", 0.5),
-        ("public-only", "public-only", "", None),
-    ],
+    "name", ["synthetic-base", "direct-eps-3", "other-eps8", "synthetic-base-eps8.0"]
 )
-def test_a_rows_name_says_what_it_is(name, kind, size, epsilon):
-    row = reproduce_rows.row_of(name)
-    assert (row.kind, row.size, row.epsilon) == (kind, size, epsilon)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["synthetic", "synthetic-base", "synthetic--eps8", "direct-eps-3", "other-eps8"],
-)
-def test_a_row_that_is_none_is_named(name):
-    with pytest.raises(validation.InputError, match=f"the row '{name}'; rows are na"):
-        reproduce_rows.row_of(name)
-
-
-@pytest.mark.parametrize("epsilon", ["8", "eps8 ", "eps8.0", "eps 8", "eps+8"])
-def test_a_row_is_spelt_in_one_way(epsilon):
+def test_a_row_has_one_name(name):
     """Outputs are named after it: in two ways it would be trained and paid twice."""
-    with pytest.raises(validation.InputError, match="Write it 'synthetic-base-eps8'"):
-        reproduce_rows.row_of(f"synthetic-base-{epsilon}")
+    with pytest.raises(validation.InputError, match=name):
+        reproduce_rows.row_of(name)
+    row = reproduce_rows.row_of("synthetic-large-eps0.5")
+    assert (row.kind, row.size, row.epsilon) == ("synthetic", "large", 0.5)
 
 
-def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):
-    with pytest.raises(validation.InputError, match="table is '9'"):
-        reproduce.run(paper.get_config("tiny"), tmp_path / "work", ["9"])
-    config = paper.get_config("tiny")
-    del config.sizes["xl"]
-    with pytest.raises(validation.InputError, match="the size of a row is 'xl'"):
-        reproduce.run(config, tmp_path / "work", ["3"])
-    assert not (tmp_path / "work").exists()
+# -- Numbers: against counts by hand and other formulas ---------------------------
+
+
+def _cell(*parts):
+    queries = tuple(np.asarray(part, float) for part in parts)
+    return Cell(float(np.mean([q.mean() for q in queries])), queries)
+
+
+_PAPER = {"a": {"x": 0.5}, "b": {"x": 0.3}}
+
+
+def test_an_ordering_holds_is_open_or_fails_as_the_queries_say():
+    random = np.random.default_rng(0)
+    base = random.uniform(0.2, 0.8, 400)
+    noise = random.normal(0, 0.1, 400)
+    rows = {
+        0.1: HOLDS,  # 20 standard errors
+        -0.1: FAILS,
+        0.0: OPEN,
+    }
+    for shift, expected in rows.items():
+        above = base + noise - noise.mean() + shift
+        ours = {"a": {"x": _cell(above)}, "b": {"x": _cell(base)}}
+        found = reproduce_tables.judge(("a", "b", "x"), ours, _PAPER, resamples=2000)
+        assert found.verdict == expected
+        assert found.difference == pytest.approx(shift, abs=1e-12)
+        # The normal approximation of the same interval.
+        half = 1.96 * noise.std() / math.sqrt(400)
+        assert found.low == pytest.approx(shift - half, abs=0.002)
+        assert found.high == pytest.approx(shift + half, abs=0.002)
+        assert found.paper == pytest.approx(0.2)
+    # Every set counts the same: over all queries it would be 20/320.
+    many, few = np.zeros(300), np.ones(20)
+    ours = {"a": {"x": _cell(many, few)}, "b": {"x": _cell(many, np.zeros(20))}}
+    found = reproduce_tables.judge(("a", "b", "x"), ours, _PAPER, resamples=200)
+    assert found.difference == found.low == found.high == 0.5
+    # Where less is better, the lower row is above.
+    ours = {"a": {"x": Cell(3.0)}, "b": {"x": Cell(40.0)}}
+    numbers = {"a": {"x": 1.0}, "b": {"x": 43.0}}
+    found = reproduce_tables.judge(("a", "b", "x"), ours, numbers, ("x",))
+    assert (found.verdict, found.difference, found.paper) == (HOLDS, 37.0, 42.0)
+    assert reproduce_tables.judge(("a", "b", "x"), ours, numbers).verdict == FAILS
+    ours = {"a": {"x": _cell([1, 0])}, "b": {"x": _cell([1, 0, 1])}}
+    with pytest.raises(validation.InputError, match="different queries"):
+        reproduce_tables.judge(("a", "b", "x"), ours, _PAPER)
+
+
+def test_kendalls_tau_counts_pairs():
+    random = np.random.default_rng(1)
+    for size in (2, 5, 8):
+        ours, paper = random.normal(size=(2, size))
+        agree = [
+            np.sign(ours[i] - ours[j]) * np.sign(paper[i] - paper[j])
+            for i, j in itertools.combinations(range(size), 2)
+        ]
+        found = reproduce_tables.kendall(list(ours), list(paper))
+        assert found["tau"] == pytest.approx(np.mean(agree))
+        assert found["rows"] == size
+    # All 4! orders are equally likely by chance: two of them agree as perfectly.
+    found = reproduce_tables.kendall([1, 2, 3, 4], [5, 6, 7, 9])
+    assert found["p_value"] == pytest.approx(2 / 24)
+    for ours, paper in (([1, 1], [1, 2]), ([1], [2])):
+        assert math.isnan(reproduce_tables.kendall(ours, paper)["tau"])
+
+
+def _entry(form, times, ranks, in_set):
+    return {
+        "form": form,
+        "repetitions": times,
+        "ranks": ranks,
+        "candidates": 100,
+        "mean_rank": float(np.mean(ranks)),
+        "leaked": 1.0,
+        "leaked_in_set": in_set,
+    }
+
+
+def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
+    """By the paper's forms and by ours; other queries of the generator do not count."""
+    entries = [
+        _entry("secret", 10, [50, 60], 0.0),
+        _entry("paper_query", 10, [1], 1.0),
+        _entry("paper_own_document", 10, [4, 10, 21], 0.0),
+        _entry("all", 10, [50, 60, 1, 4, 10, 21], 0.25),
+        _entry("paper_query", 100, [1], 1.0),
+    ]
+    (tmp_path / layout.AUDIT_FILE).write_text(json.dumps({"canaries": entries}))
+    rows = types.SimpleNamespace(data="", sets={}, audited=lambda row: tmp_path)
+    name, columns = "synthetic-base-inf", ("rank, 10", "leaked, 10")
+    table = {
+        **paper.TABLES["7"],
+        **{"paper": {name: (1, 0.67)}, "claims": (), "columns": columns},
+    }
+    found = reproduce_numbers.compare(rows, {"7": table}, (0,), 10)["tables"]["7"]
+    (row,) = (row for row in found["rows"] if row["name"] == name)
+    assert {column: cell["value"] for column, cell in row["ours"].items()} == {
+        "rank, 10": 9.0,  # (1 + 4 + 10 + 21) / 4
+        "leaked, 10": 0.25,  # one of four
+        "rank, 100": 1.0,
+        "leaked, 100": 1.0,
+        "rank, 10, our forms": 55.0,
+        "leaked, 10, our forms": 0.0,
+    }
+    p_value = evaluation.rank_test(np.array([1, 4, 10, 21]), 100).p_value
+    assert f"p = {p_value:.2g}" in row["ours"]["rank, 10"]["note"]
+
+
+def test_queries_that_are_shown_are_a_recorded_read(tmp_path):
+    tiny.write_pairs(tmp_path / "pairs")
+    private = tmp_path / "private"
+    private.mkdir()
+    compared = types.SimpleNamespace(similarity_split="train")
+    rows = types.SimpleNamespace(
+        data=str(tmp_path / "pairs"),
+        stages=types.SimpleNamespace(private=private),
+        job=types.SimpleNamespace(evaluate=compared, examples=2),
+    )
+    found = reproduce.Rows.examples(rows, (), 0)
+    shown = json.loads((private / "examples.json").read_text())
+    assert found["documents"] == len(shown) == 2
+    reads = (private / "private_reads.jsonl").read_text()
+    assert "some private queries as they are" in reads
+
+
+# -- Refusals before anything is paid ---------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -121,174 +206,77 @@ def small(tmp_path_factory):
     return tiny_paper.write(tmp_path_factory.mktemp("small"))
 
 
-@pytest.mark.slow
-def test_two_devices_reproduce_what_one_does(small, tmp_path, on_two_devices):
-    """Compares retrievers trained on known rows; samples are new in each run.
-
-    The sums of two devices differ in their last digits: scores, not ranks, may follow.
-    """
-    config = tiny_paper.config(small, **{"job.evaluate.batch_size": 16})
-    table = config.tables["2"].to_dict()
-    rows = ("original", "synthetic-base-inf")
-    table.update(paper={row: table["paper"][row] for row in rows}, claims=())
-    with config.unlocked():
-        config.tables = {"2": table}
-    reproduce.run(config, tmp_path / "alone")
-    with on_two_devices() as devices:
-        reproduce.run(config, tmp_path / "together", (), devices)
-    found, runs = [], []
-    for name in ("alone", "together"):
-        results = json.loads((tmp_path / name / "tables.json").read_text())
-        (table,) = results["tables"].values()
-        found.append({row["name"]: row["ours"] for row in table["rows"]})
-        paths = (tmp_path / name).rglob("runs/*.trec")
-        runs.append({path.stem: evaluation.read_trec_run(path) for path in paths})
-    alone, together = found
-    assert alone.keys() == together.keys() == {*rows, "untrained", "public-only"}
-    for row in ("original", "untrained", "public-only"):
-        assert together[row] == alone[row], row
-        one, two = (run[row] for run in runs)
-        assert one.keys() == two.keys()
-        for query, hits in one.items():
-            assert two[query] == pytest.approx(hits, abs=1e-4)
-    # Training has moved the scores by much more than that.
-    before, after = (runs[1][row] for row in ("untrained", "original"))
-    moved = [
-        abs(before[query][document] - score)
-        for query, hits in after.items()
-        for document, score in hits.items()
-        if document in before[query]
-    ]
-    assert max(moved) > 1e-2
-    for measure in ("ndcg@10", "recall@10"):
-        assert 0 <= together["synthetic-base-inf"][measure]["value"] <= 1
+def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
+    """Each in one sentence that names it, and nothing is made."""
+    lora = {"lora": {"rank": 4, "targets": ("zzz",)}}
+    for changes, message in (
+        ({"zero_shot.root": str(tmp_path)}, "22 of 22 sets are missing: arguana"),
+        ({"sizes.small.init": str(small / "other")}, "sizes.small.init is .* vocabul"),
+        ({"job.seed": 3}, "job.seed is 3, which does nothing"),
+        ({"job.direct.batch_size": 100}, "direct.batch_size 100 is larger than"),
+        ({"job.canaries.repetitions": (5, 50)}, "'rank, 10'"),
+        ({"zero_shot.metrics": ("ndcg@10",)}, "tables.5-recall.metric is 'recall@10'"),
+        ({"sizes.base.finetune": lora}, "`sizes.base.finetune`: targets holds 'zzz'"),
+    ):
+        with pytest.raises(validation.InputError, match=message) as raised:
+            reproduce.run(tiny_paper.config(small, **changes), tmp_path / "work")
+        assert "\n" not in str(raised.value), changes
+    assert not (tmp_path / "work").exists()
 
 
-def test_settings_on_the_command_line_change_the_scales_config():
-    """They come after --config, wherever --scale is."""
-    words = ["reproduce", "--config.seeds=(1,)", "--scale=tiny"]
-    found = reproduce._default_flags(words)
-    places = [
-        next(i for i, word in enumerate(found) if word.startswith(start))
-        for start in ("--config=", "--config.seeds")
-    ]
-    assert found[0] == "reproduce" and places == sorted(places)
-    assert any(word.startswith("--workdir=") for word in found)
+def test_tables_are_checked_before_their_rows_are_made(small, tmp_path):
+    whole = paper.TABLES["2"]
+    for change, message in (
+        ({**whole, "paper": {}}, "tables.2.paper is {}"),
+        ({**whole, "paper": {"original": ("a", "b")}}, "tables.2.paper is .*finite"),
+        ({**whole, "columns": ("ndcg@10", "foo@3")}, "metric is 'foo@3'"),
+        ({**whole, "paper": {"original": (0.1,)}}, "1 numbers for 'original'"),
+        ({**whole, "claims": (("a", "b", "ndcg@10"),)}, "tables.2.claims is 'a'"),
+    ):
+        config = tiny_paper.config(small)
+        with config.unlocked():
+            config.tables = {"2": change}
+        with pytest.raises(validation.InputError, match=message):
+            reproduce.run(config, tmp_path / "work", ["2"])
+        assert not (tmp_path / "work").exists()
+
+
+def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_path):
+    config = tiny_paper.config(small)
+    wanted = {name: table.to_dict() for name, table in config.tables.items()}
+    data = config.job.data
+    reproduce.check(config, wanted, data, {}, pathlib.Path("none"))
+    # Retrieval alone needs neither zero-shot sets nor the weights of other sizes.
+    config = tiny_paper.config(
+        small, **{"zero_shot.root": "", "sizes.xl.init": "nowhere"}
+    )
+    reproduce.check(config, {"2": wanted["2"]}, data, {}, pathlib.Path("none"))
+    with pytest.raises(validation.InputError, match="nowhere does not exist"):
+        reproduce.check(config, {"3": wanted["3"]}, data, {}, pathlib.Path("none"))
+
+
+def test_audits_are_planned_on_their_canaries_before_anything_is_paid(small, tmp_path):
+    """And secrets follow from no seed of the config."""
+    config = tiny_paper.config(small, **{"audit.batch_size": 5000})
+    with pytest.raises(validation.InputError, match="of `audit`: batch_size 5000 is"):
+        reproduce.run(config, tmp_path / "work", ["7"])
+    made = tmp_path / "work" / "private" / "canaries"
+    assert json.loads((made / "stage.json").read_text())["config"]["seed"] < 0
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+# -- Whole runs ---------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_papers_scale_runs_every_table_to_its_end(small, tmp_path):
-    """As a user starts it: data and weights on the command line, small T5s."""
-    words = [
-        f"--config.{name}={value}" for name, value in tiny_paper.settings(small).items()
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdpsq.run.reproduce", "--scale=paper", *words]
-        + [f"--workdir={tmp_path / 'work'}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads((tmp_path / "work" / "tables.json").read_text())
-    assert [*results["examples"], *results["tables"]] == list(paper.TABLES)
-    (cell,) = {
-        row["ours"]["mauve"]["note"].partition("; ")[2]
-        for row in results["tables"]["6"]["rows"]
-    }
-    assert cell.startswith("25 points; features of t5 t5_tiny_pydocs;")
-    shown = json.loads((tmp_path / "work" / "private" / "examples.json").read_text())
-    assert len(shown) == 8
-    models = set(paper.TABLES["1"]["paper"])
-    assert all(set(each["synthetic"]) == models for each in shown)
-    columns = results["tables"]["7"]["columns"]
-    assert "leaked, 100" in columns and "rank, 10, our forms" in columns
-
-
-_CONFIG = """
-import runpy
-import sys
-
-sys.path.insert(0, {here!r})
-
-from helpers.tiny import tiny_config
-
-from tfdpsq.run import finetune, train_retriever
-
-def get_config():
-    config = runpy.run_path({tables!r})["get_config"]("tiny")
-    tiny = tiny_config({data!r})
-    for name in ("prepare", "finetune", "synthesize", "retriever", "direct", "evaluate",
-                 "canaries", "audit"):
-        config.job[name] = tiny[name]
-    config.job.data = {data!r}
-    # Weights and vocabulary of the package: a step or two of each.
-    for stage in (config.job.finetune, config.job.retriever, config.job.direct):
-        stage.steps = 2
-    config.job.finetune.t5 = finetune.default_config().t5
-    config.job.retriever.t5 = train_retriever.default_config().t5
-    config.job.direct.t5 = train_retriever.default_config().t5
-    config.job.retriever.embedding_dim = config.job.direct.embedding_dim = 192
-    config.job.pretrain.update(steps=2, pair_rows=4, text_rows=4, watched_rows=8)
-    config.job.pretrain.update(held_out_one_in=8, document_length=32, query_length=12)
-    config.job.evaluate.similarity.update(featurizer="")
-    config.job.canaries.update(repetitions=(10, 100), query_characters=8)
-    config.job.canaries.update(forms=("secret", "paper_query"))
-    config.held_out_packages = ()
-    config.zero_shot.update(sets=("pairs",), paths={{"pairs": {data!r}}})
-    config.audit.update(unit="", steps=2, batch_size=0, query_length=0)
-    config.resamples = 200
-    config.seeds = {seeds!r}
-    return config
-"""
-
-
-def _command(base, seeds):
-    """The command line at the smallest size, all else as it is."""
-    tiny.write_pairs(base / "pairs", train=240, dev=30, test=30)
-    config = base / "config.py"
-    config.write_text(
-        _CONFIG.format(
-            tables=str(ROOT / "configs" / "paper" / "tables.py"),
-            here=str(pathlib.Path(__file__).parents[1]),
-            data=str(base / "pairs"),
-            seeds=seeds,
-        )
-    )
-    return [
-        sys.executable,
-        "-m",
-        "tfdpsq.run.reproduce",
-        f"--config={config}",
-        f"--workdir={base / 'work'}",
-    ]
-
-
-def test_stages_of_rows_that_train_get_the_devices():
-    rows = object.__new__(reproduce.Rows)
-    rows._devices = strategy.Devices(steps_per_loop=4)
-    rows.stages = types.SimpleNamespace(
-        run=lambda module, config, name, free, *devices: devices
-    )
-    for module, steps in (
-        (reproduce.finetune, [4]),
-        (reproduce.pretrain, [1]),
-        (reproduce.train_retriever, [1]),
-        (reproduce.synthesize, []),
-        (reproduce.evaluate, []),
-    ):
-        given = rows._run(module, module.default_config(), "name", False)
-        assert [devices.steps_per_loop for devices in given] == steps
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
-    """Through the command line, at the smallest size; nothing finished is redone."""
-    command, work = _command(tmp_path, (0,)), tmp_path / "work"
+def test_a_run_that_is_killed_goes_on_and_makes_every_table(small, tmp_path):
+    """As a user starts it, at the smallest size; nothing finished is redone."""
+    given = tiny_paper.settings(small).items()
+    command = [sys.executable, "-m", "tfdpsq.run.reproduce", "--scale=paper"]
+    command += [f"--config.{name}={value}" for name, value in given]
+    command += [f"--workdir={tmp_path / 'work'}"]
+    work = tmp_path / "work"
     options = {"cwd": ROOT, "env": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}}
     process = subprocess.Popen([*command, "--table=2"], **options)
     while not list(work.glob("release/seed0_synthetic_*/stage.json")):
@@ -319,38 +307,3 @@ def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
         assert list(path.rglob("certificate.json")), path
     assert not list((work / "release").rglob("*inf*"))
     assert not list((work / "release").rglob("*original*"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_two_seeds_are_two_runs_of_every_row(tmp_path):
-    """Each with a ledger and noise of its own; a number is the mean of both."""
-    done = subprocess.run(
-        [*_command(tmp_path, (0, 1)), "--table=6"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    work = tmp_path / "work"
-    sets = [
-        list(work.glob(f"release/seed{seed}_synthetic_base_eps3/set/certificate.json"))
-        for seed in (0, 1)
-    ]
-    first, second = (json.loads(path.read_text()) for (path,) in sets)
-    assert first["ledger_head"] != second["ledger_head"]
-    results = json.loads((work / "tables.json").read_text())
-    (row,) = [
-        row
-        for row in results["tables"]["6"]["rows"]
-        if row["name"] == "synthetic-base-eps3"
-    ]
-    each = [
-        json.loads(path.read_text())["similarity"]["synthetic-base-eps3"]["bleu"] or 0.0
-        for path in sorted(
-            work.glob("private/seed*_text_synthetic-base-eps3/metrics.json")
-        )
-    ]
-    assert len(each) == 2
-    assert row["ours"]["bleu"]["value"] == pytest.approx(sum(each) / 200)

@@ -1,22 +1,26 @@
-"""Every setting of every stage: declared once, bad values refused before any read."""
+"""Settings: one test of each kind, and every setting acts or is refused.
 
-import ast
+That a stage checks its settings before it reads anything is in `test_bad_inputs`, a few
+rows for each stage.
+"""
+
 import fractions
 import importlib
-import json
 import math
 import pathlib
 import pkgutil
 
-import ml_collections
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdpsq import run as commands
-from tfdpsq import validation
-from tfdpsq.run import finetune, grid, pipeline
-from tfdpsq.run.core import config_file, settings, workdir
-from tfdpsq.run.training import grid_points
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import optimizers
+from tfdpsq.run import finetune, pipeline, train_retriever
+from tfdpsq.run.core import acting, config_file, settings
+from tfdpsq.run.training import plain_training
+from tfdpsq.validation import InputError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGES = {
@@ -24,186 +28,93 @@ STAGES = {
     for entry in pkgutil.iter_modules(commands.__path__)
     if not entry.ispkg and not entry.name.startswith("_")
 }
-STAGES = {name: module for name, module in STAGES.items() if hasattr(module, "run")}
-STAGES = {n: m for n, m in STAGES.items() if hasattr(m, "default_config")}
-# Their settings are those of other stages, under the stage's name.
-_JOBS = ("pipeline", "reproduce")
-BAD = (math.nan, math.inf, -math.inf, -1, -1.0, 0, True, "string", None, (), 1e300)
-BAD += (2**70, 10**5000, np.float32(math.nan), "x" * 10_000)
+STAGES = {n: m for n, m in STAGES.items() if hasattr(m, "SETTINGS")}
 
 
-def _leaves(declaration, before=""):
-    for name, declared in declaration.items():
-        if isinstance(declared, settings.Setting):
-            yield before + name, declared
-        else:
-            yield from _leaves(declared, f"{before}{name}.")
+# -- Kinds ---------------------------------------------------------------------------
 
 
-def _with(module, name, value):
-    """The stage's default config with one value, whatever its type."""
-    (config,) = _each_with(module, name, [value])
-    return config
-
-
-def _each_with(module, name, values):
-    """The stage's default config, made once, with each of the values in turn."""
-    plain = module.default_config().to_dict()
-    *path, last = name.split(".")
-    node = plain
-    for part in path:
-        node = node[part]
-    for value in values:
-        node[last] = value
-        yield ml_collections.ConfigDict(plain)
-
-
-def test_every_stage_with_a_config_declares_it():
-    assert len(STAGES) == 22
-    for name, module in STAGES.items():
-        assert module.default_config() == settings.default_config(module.SETTINGS), name
-        settings.check(module.default_config(), module.SETTINGS)
-        for leaf, declared in _leaves(module.SETTINGS):
-            declared.check(leaf, declared.default)
-
-
-def _allowed(declared, value):
-    """Whether a number is in the declared range, by a rule of the test's own."""
-    if value is None or isinstance(value, (bool, str, tuple)):
-        return declared.__class__ is settings.Number and (
-            declared.infinite and value == "inf"
-        )
-    if isinstance(declared, settings.Integer):
-        whole = isinstance(value, int)
-        off = declared.zero and value == 0
-        return whole and (off or declared.low <= value <= declared.high)
-    if value == math.inf:
-        return declared.infinite or declared.high == math.inf
-    if declared.zero and value == 0:
-        return True
-    if value != value or not declared.low <= value <= declared.high:
-        return False
-    at_low = declared.low_open and value == declared.low
-    return not at_low and not (declared.high_open and value == declared.high)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_bad_numbers_are_refused_by_the_name_the_user_wrote(
-    stage, tmp_path, monkeypatch
-):
-    """Through the stage itself: it must check before it looks at anything else."""
-    monkeypatch.chdir(tmp_path)
-    module, tried = STAGES[stage], 0
-    for name, declared in _leaves(module.SETTINGS):
-        if not isinstance(declared, (settings.Integer, settings.Number)):
-            continue
-        allowed = [value for value in BAD if _allowed(declared, value)]
-        for value in allowed:
-            declared.check(name, value)
-        refused = [value for value in BAD if not _allowed(declared, value)]
-        if stage in _JOBS and "." in name:  # tried whole at the stage that it is of
-            refused = refused[:2]
-        for config in _each_with(module, name, refused):
-            with pytest.raises(validation.InputError) as raised:
-                module.run(config, tmp_path / "private" / "out")
-            text = str(raised.value)
-            assert text.startswith(f"{name} is "), text
-            assert "it must " in text and len(text) < 400, text
-            tried += 1
-    assert tried > 10 and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_other_settings_refuse_another_type(stage, tmp_path):
-    module = STAGES[stage]
-    for name, declared in _leaves(module.SETTINGS):
-        wrong = [1.5, None]
-        if not isinstance(declared, settings.Flag):
-            wrong.append(True)
-        if isinstance(declared, settings.Text):
-            wrong += ["a\0b", "x" * 5000]
-        if isinstance(declared, (settings.Integer, settings.Number)):
-            continue
-        for config in _each_with(module, name, wrong):
-            with pytest.raises(validation.InputError) as raised:
-                module.run(config, tmp_path / "out")
-            assert str(raised.value).startswith((f"{name} is ", f"{name}[")), name
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pipelines_settings_are_named_with_their_stage():
-    config = pipeline.default_config()
-    config.finetune.learning_rate = math.nan
-    with pytest.raises(validation.InputError, match="^finetune.learning_rate is nan"):
-        settings.check(config, pipeline.SETTINGS)
-
-
-def test_numbers_of_numpy_are_numbers():
-    config = _with(finetune, "steps", np.int64(3))
-    config = ml_collections.ConfigDict({**config, "learning_rate": np.float32(0.1)})
-    settings.check(config, finetune.SETTINGS)
-    settings.check(_with(finetune, "learning_rate", 1), finetune.SETTINGS)
-    settings.check(_with(finetune, "epsilon", "inf"), finetune.SETTINGS)
-
-
-def test_missing_and_unknown_settings_are_named():
-    plain = finetune.default_config().to_dict()
-    del plain["t5"]["dropout"]
-    with pytest.raises(validation.InputError, match="no setting t5.dropout"):
-        settings.check(plain, finetune.SETTINGS)
-    plain = finetune.default_config().to_dict()
-    plain["lora"]["rang"] = 3
-    with pytest.raises(validation.InputError, match="'lora.rang'. Did you mean 'lora."):
-        settings.check(plain, finetune.SETTINGS)
-    plain = {**finetune.default_config().to_dict(), "t5": 3}
-    with pytest.raises(validation.InputError, match="^t5 is 3; it must be a mapping"):
-        settings.check(plain, finetune.SETTINGS)
+def _above_two(name, value):
+    if value <= 2:
+        raise InputError(f"{name} is {value}; it must be above 2.")
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("declared", "good", "bad"),
     [
-        ("learning_rate", "axes is 'learning_rate'"),
-        ((("learning_rate",),), r"axes\[0\] is \('learning_rate',\)"),
-        ((("learning_rate", 3),), r"axes\[0\] is"),
-        ((("learning_rate", ()),), r"axes\[0\] is"),
-        (((1, (2,)),), r"axes\[0\] is"),
+        (
+            settings.Integer(3, 1, 5),
+            [1, 5, np.int64(3)],
+            [0, 6, -1, 2.0, True, "3", None, math.nan, 10**5000],
+        ),
+        (settings.Integer(2, 2, zero=True), [0, 2], [1, -1]),
+        (
+            settings.Number(0.5, 0, 1e3, low_open=True),
+            [1, 1e-3, 1e3, np.float32(0.1), fractions.Fraction(1, 2)],
+            [0.0, -1.0, 1e4, math.nan, math.inf, np.float32(math.nan), True, "1", None],
+        ),
+        # As float32 it is 0: budget would be spent on nothing.
+        (settings.Number(0.5, 0, low_open=True), [1e-18], [1e-19, 1e-300]),
+        (settings.Number(0.5, 0, 1, high_open=True), [0, 0.99], [1.0, -0.1]),
+        (settings.Number(1.0, 0, infinite=True), [math.inf, "inf"], [-math.inf, "x"]),
+        (settings.Number(2.0, 1, zero=True), [0, 1], [0.5]),
+        (settings.Flag(False), [True, False, np.bool_(True)], [1, 0, "True", None]),
+        (settings.Text("a", ("a", "b")), ["b"], ["c", "", 1, True, None]),
+        (
+            settings.Text(""),
+            ["", "a/path", "gs://bucket/ü"],
+            ["a\0b", "x" * 5000, "\udcff", 1.5, None, True],
+        ),
+        (settings.Text("a", required=True), ["b"], [""]),
+        (
+            settings.Several((1,), settings.Integer(1), least=1),
+            [(1, 2), [3]],
+            [(), 1, "12", (0,), (1, math.nan)],
+        ),
+        (settings.Several((1, 2), settings.Integer(1), length=2), [(1, 1)], [(1,)]),
+        (
+            settings.Named({}, settings.Text("", required=True)),
+            [{}, {"mine": "x"}],
+            [{"mine": ""}, {"": "x"}, {1: "x"}, "mine", ()],
+        ),
+        (settings.Checked(3, _above_two), [3], [2]),
     ],
 )
-def test_axes_are_pairs_of_a_setting_and_values(axes, said):
-    with pytest.raises(validation.InputError, match=said):
-        grid_points.check_axes("axes", axes)
+def test_kind_of_setting_takes_what_is_in_range_and_names_itself(declared, good, bad):
+    for value in good:
+        declared.check("part.size", value)
+    for value in bad:
+        with pytest.raises(InputError, match=r"^part\.size") as refused:
+            declared.check("part.size", value)
+        assert len(str(refused.value)) < 400
 
 
-def test_an_axis_of_a_group_of_settings_is_refused_by_its_name():
-    config = grid.default_config()
-    with config.unlocked():
-        config.axes = (("lora", ({"rank": 2}, {"rank": 4})),)
-    with pytest.raises(validation.InputError, match="sets 'lora' to .*'lora.alpha'"):
-        list(grid_points.points_of(config, config.stage))
-
-
-@pytest.mark.parametrize("variants", [(), {"a/b": {}}, {"": {}}, {"a": 3}, "all"])
-def test_variants_are_named_like_files(variants):
-    with pytest.raises(validation.InputError, match="variants"):
-        grid_points.check_variants("variants", variants)
-
-
-@pytest.mark.parametrize("stage", ["grid", "choose"])
-def test_a_point_of_a_grid_is_checked_as_its_stage_is(stage, tmp_path):
-    module = STAGES[stage]
+@pytest.mark.parametrize("name", STAGES)
+def test_defaults_of_a_stage_are_allowed_and_act(name):
+    module = STAGES[name]
     config = module.default_config()
-    config.axes = (("learning_rate", (1e-3, math.nan)),)
-    with pytest.raises(validation.InputError, match=r"learning_rate is nan"):
-        module.run(config, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    assert config == settings.default_config(module.SETTINGS)
+    settings.check(config, module.SETTINGS)
+    acting.require_acting(config, module.SETTINGS, getattr(module, "ACTING", ()))
 
 
-# -- The configs that come with the project ------------------------------------------
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"t5": 3}, "^t5 is 3"),
+        ({"t5": {}}, "no setting t5"),
+        ({"lora": {"rang": 3}}, "'lora.rang'. Did you mean 'lora.rank'"),
+        ({"learning_rate": math.nan}, "^learning_rate is nan"),
+    ],
+)
+def test_missing_and_unknown_settings_are_named(change, match):
+    with pytest.raises(InputError, match=match):
+        plain = {**finetune.default_config().to_dict(), **change}
+        settings.check(plain, finetune.SETTINGS)
 
-_ROWS = {"retrieval.py": ("original", "synthetic-base-eps8", "direct-eps3")}
-_ROWS["tables.py"] = ("tiny", "paper")
-CONFIGS = [
+
+_ROWS = {"retrieval.py": ("original", "direct-eps3"), "tables.py": ("tiny", "paper")}
+_CONFIGS = [
     f"{path.relative_to(ROOT)}{row and ':' + row}"
     for path in sorted((ROOT / "configs").rglob("*.py"))
     for row in _ROWS.get(path.name, ("",))
@@ -211,66 +122,114 @@ CONFIGS = [
 ]
 
 
-def _stage_named_in(path):
-    text = path.read_text("utf-8")
-    text = text.replace("from tfdpsq import ", "")
-    return [n for n in STAGES if f"tfdpsq.run.{n} " in text or f"tfdpsq {n} " in text]
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_shipped_config_is_valid_and_has_nothing_without_effect(name):
+    config = config_file.load(str(ROOT / name))
+    stage = config_file.stage_of(config)
+    module = STAGES[stage]
+    settings.check(config, module.SETTINGS)
+    if name != "configs/pydocs.py":  # whose embeddings are given by a flag
+        acting.require_acting(config, module.SETTINGS, getattr(module, "ACTING", ()))
+    assert f"tfdpsq.run.{stage} " in (ROOT / name.partition(":")[0]).read_text()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_every_config_is_of_the_stage_it_names(config):
-    path = ROOT / config.partition(":")[0]
-    (stage,) = set(_stage_named_in(path))
-    loaded = config_file.load(str(ROOT / config))
-    settings.check(loaded, STAGES[stage].SETTINGS)
-    assert config_file.stage_of(loaded) == stage
-    # A file that sets nothing need not exist: the stage runs without `--config`.
-    assert loaded.to_dict() != STAGES[stage].default_config().to_dict()
+# -- Settings that act only with another one -------------------------------------------
+
+_DECLARED = {
+    "kind": settings.Text("a", ("a", "b", "c")),
+    "path": settings.Text(""),
+    "size": settings.Integer(3),
+    "deep": {
+        "rank": settings.Integer(0, 0),
+        "names": settings.Several((), settings.Text("")),
+    },
+}
+_RULES = (
+    acting.Only("size", "kind", ("b", "c")),
+    acting.Only("deep.*", "path"),
+)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=str)
-def test_every_config_states_its_command_duration_and_result(path):
-    header = ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    place = path.relative_to(ROOT).as_posix()
-    commands = [
-        line for line in header.splitlines() if line.startswith("    python -m")
-    ]
-    named = [c for c in commands if f"--config={place}" in c or "reproduce" in c]
-    assert named and all(f"tfdpsq.run.{_stage_named_in(path)[0]} " in c for c in named)
-    for label in ("Duration: ", "Result: "):
-        (line,) = [line for line in header.splitlines() if line.startswith(label)]
-        assert len(line) > len(label) + 5
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({}, ""),
+        ({"size": 4}, "size"),
+        ({"size": 4, "kind": "b"}, ""),
+        ({"deep": {"rank": 1, "names": ()}}, "deep.rank"),
+        ({"deep": {"rank": 0, "names": ("x",)}}, "deep.names"),
+        ({"deep": {"rank": 1, "names": ()}, "path": "here"}, ""),
+    ],
+)
+def test_changed_setting_without_effect_is_refused(changes, idle):
+    config = settings.default_config(_DECLARED)
+    config.update(changes)
+    if not idle:
+        acting.require_acting(config, _DECLARED, _RULES, "part")
+        return
+    with pytest.raises(InputError, match=rf"^part\.{idle} is .*does nothing"):
+        acting.require_acting(config, _DECLARED, _RULES, "part")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", ["default", "small"])
-def test_the_notebooks_config_is_a_pipelines(scale):
-    loaded = config_file.load(str(ROOT / "configs" / f"notebooks.py:{scale}"))
-    settings.check(loaded, pipeline.SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("finetune.epsilon", 3.0),  # filled in by the job
+        ("evaluate.private_directory", "/x"),
+        ("direct.steps", 7),  # all rows are trained for the same
+        ("log.seed", 1),  # there is no log
+        ("histogram.rows_per_unit", 3),  # of users
+    ],
+)
+def test_setting_that_a_job_decides_is_refused(name, value):
+    config = pipeline.default_config()
+    stage, _, last = name.partition(".")
+    config[stage][last] = value
+    with pytest.raises(InputError, match=f"^{name} is .*does nothing"):
+        pipeline.require_acting(config)
 
 
-def test_numbers_of_any_kind_are_recorded_as_json():
-    given = {
-        "integer": np.int64(3),
-        "float": np.float32(0.5),
-        "fraction": fractions.Fraction(1, 4),
-        "flag": np.bool_(True),
-        "several": [np.uint8(2), (np.float64(math.inf),)],
-        "true": True,
-    }
-    assert json.loads(json.dumps(workdir.plain(given))) == {
-        "integer": 3,
-        "float": 0.5,
-        "fraction": 0.25,
-        "flag": True,
-        "several": [2, ["inf"]],
-        "true": True,
-    }
-    assert workdir.plain(True) is True
+def test_shape_that_the_weights_do_not_have_is_refused():
+    config = train_retriever.default_config()
+    config.init = "somewhere"
+    shape = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
+    declared = train_retriever.SETTINGS["t5"]
+    config.t5.num_layers = 1  # what it has
+    acting.require_shape(config, declared, shape)
+    config.t5.num_heads = 3
+    with pytest.raises(InputError, match="t5.num_heads is 3"):
+        acting.require_shape(config, declared, shape)
 
 
-def test_a_placeholder_without_a_value_is_named():
-    config = finetune.default_config()
-    config.steps = ml_collections.config_dict.required_placeholder(int)
-    with pytest.raises(validation.InputError, match="steps has no value"):
-        settings.check(config, finetune.SETTINGS)
+# -- Optimizers ----------------------------------------------------------------------
+
+
+class _Line(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.line = tf.keras.layers.Dense(1)
+        self.line.build([None, 3])
+
+    def per_example_losses(self, batch, training):
+        return tf.square(self.line(batch["x"]))[:, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "t5x_adafactor"])
+def test_plain_training_steps_as_the_named_optimizer_does(optimizer):
+    """It was Adam whatever was named. The steps are compared with Keras's own."""
+    model = _Line()
+    variables = model.trainable_variables
+    x = np.random.default_rng(2).normal(size=[4, 3]).astype(np.float32)
+    batch = {"weights": np.ones(4, np.float32), "x": x}
+    before = [v.numpy() for v in variables]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model.per_example_losses(batch, training=True))
+    gradients = tape.gradient(loss, variables)
+    step = plain_training.make_step(model, 0.1, optimizer=optimizer)
+    assert step(batch) == pytest.approx(float(loss), rel=1e-5)
+    expected = [tf.Variable(value) for value in before]
+    theirs = optimizers.OPTIMIZERS[optimizer](0.1)
+    theirs.apply_gradients(zip(gradients, expected))
+    for start, ours, other in zip(before, variables, expected):
+        np.testing.assert_allclose(ours.numpy(), other.numpy(), rtol=1e-3, atol=1e-4)
+        assert np.abs(ours.numpy() - start).sum() > 0

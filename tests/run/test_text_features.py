@@ -12,7 +12,6 @@ from keras_nlp.src.tokenizers.byte_pair_tokenizer import bytes_to_unicode
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run.reporting import text_features
 from tfdpsq.run.reporting.text_features import gpt2_features, t5_encoder_features
 from tfdpsq.validation import InputError
 
@@ -54,13 +53,6 @@ def test_t5_features_are_the_mean_state_of_a_texts_own_tokens(t5):
         expected = np.mean(states[0].numpy().astype(np.float64), axis=0)
         for got in of_sizes:
             np.testing.assert_allclose(got[row], expected, atol=1e-5)
-
-
-def test_the_t5_that_comes_with_the_package_is_the_default():
-    got = t5_encoder_features(["Return the sorted list.", "Open a socket."])
-    assert got.shape == (2, 192)
-    cosine = got[0] @ got[1] / np.prod(np.linalg.norm(got, axis=1))
-    assert cosine < 0.9
 
 
 @pytest.fixture(scope="module")
@@ -120,71 +112,21 @@ def test_gpt2_features_are_the_last_tokens_state_whatever_the_padding(gpt2):
     assert len(np.unique(got.round(3), axis=0)) == 4
 
 
-def test_a_shorter_length_reads_less(gpt2):
-    _, directory = gpt2
-    got = gpt2_features(["sorts the list", "sorts", "sortd"], directory, length=5)
-    np.testing.assert_allclose(got[0], got[1], atol=1e-5)
-    assert np.abs(got[1] - got[2]).max() > 0.1
-
-
-def test_without_weights_or_network_gpt2_tells_what_to_do(tmp_path, monkeypatch, gpt2):
+def test_bad_settings_are_refused_and_missing_weights_named(t5, tmp_path, monkeypatch):
     def no_network(*_):
         raise ConnectionError("no route to host\nand more")
 
     monkeypatch.setattr(kagglehub, "model_download", no_network)
-    with pytest.raises(InputError, match=r"gpt2_large_en .*no route to host\)\. Conn"):
+    with pytest.raises(InputError, match="gpt2_large_en .*no route to host"):
         gpt2_features(["a"])
-    with pytest.raises(InputError, match="give a directory that holds a keras-nlp"):
+    with pytest.raises(InputError, match="keras-nlp"):
         gpt2_features(["a"], str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="take the features of a T5"):
-        gpt2_features(["a"], str(tmp_path))
-
-
-def test_another_models_preset_is_no_gpt2(tmp_path):
-    content = {"registered_name": "keras_nlp>BertBackbone", "class_name": "B"}
-    (tmp_path / "config.json").write_text(json.dumps({**content, "config": {}}))
+    other = {"registered_name": "keras_nlp>BertBackbone", "class_name": "B"}
+    (tmp_path / "config.json").write_text(json.dumps({**other, "config": {}}))
     (tmp_path / "metadata.json").write_text('{"keras_version": "3.3.3"}')
     with pytest.raises(InputError, match="BertBackbone"):
         gpt2_features(["a"], str(tmp_path))
-
-
-@pytest.mark.parametrize("features", [t5_encoder_features, gpt2_features])
-@pytest.mark.parametrize("texts", [[], "a text"])
-def test_no_list_of_texts_is_refused(features, texts):
     with pytest.raises(InputError, match="no list of texts"):
-        features(texts)
-
-
-def test_bad_settings_are_refused(t5, gpt2):
+        t5_encoder_features("a text", t5)
     with pytest.raises(InputError, match="batch_size is 0"):
         t5_encoder_features(["a"], t5, batch_size=0)
-    with pytest.raises(InputError, match="length is 0"):
-        t5_encoder_features(["a"], t5, length=0)
-    with pytest.raises(InputError, match="length is 0"):
-        gpt2_features(["a"], gpt2[1], length=0)
-    with pytest.raises(InputError, match="/nowhere does not exist"):
-        t5_encoder_features(["a"], "/nowhere", f"{t5}/spiece.model")
-
-
-def test_equal_texts_have_equal_features_whatever_batch_they_are_in(t5):
-    texts = [*TEXTS, "sorts the list", "and more of it", "sorts the list"]
-    got = t5_encoder_features(texts, t5, batch_size=2)
-    assert (got[0] == got[4]).all() and (got[0] == got[6]).all()
-    assert np.abs(got[5] - got[4]).max() > 0.01
-
-
-def test_batches_are_cut_to_their_longest_text(monkeypatch, t5):
-    shapes = []
-    function = tf.function
-
-    def spy(forward, **settings):
-        def seen(ids, mask):
-            shapes.append(tuple(ids.shape))
-            return function(forward, **settings)(ids, mask)
-
-        return seen
-
-    monkeypatch.setattr(text_features.tf, "function", spy)
-    t5_encoder_features(["a", TEXTS[3], "", TEXTS[0]], t5, batch_size=2, length=50)
-    assert len(shapes) == 2 and shapes[0][1] > shapes[1][1] >= 2

@@ -1,7 +1,8 @@
-"""Many test sets in one run: their rules, their averages, and going on."""
+"""Many test sets in one run: their rules, their averages, going on, and refusals."""
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from helpers import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.retriever import index
-from tfdpsq.retriever.nearest import KBest
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import zero_shot
 from tfdpsq.run.core import layout
-from tfdpsq.run.search import benchmark_sets, retrieval
-from tfdpsq.validation import InputError
+from tfdpsq.run.search import benchmark_sets
+from tfdpsq.validation import DataError, InputError
+
+# Of the twelve, those that are there.
+FORUMS = ("android", "english", "gaming")
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +26,8 @@ def base(tmp_path_factory):
     """Sets under BEIR's names, and an untrained retriever."""
     base = tmp_path_factory.mktemp("zero_shot")
     _tiny_sets.write_all(base / "beir")
+    for forum in FORUMS:
+        shutil.copytree(base / "beir" / "cqadupstack" / forum, base / "forums" / forum)
     texts = _tiny_sets.made_up(np.random.default_rng(9), 200)
     train_vocabulary(texts, 300, base / "spiece.model")
     pairs = str(base / "beir" / "scifact")
@@ -32,44 +37,19 @@ def base(tmp_path_factory):
 
 def _dense(base, *sets, **changes):
     """A config of BM25 and the untrained retriever."""
-    return _tiny_sets.config_of(
-        base,
-        *sets,
-        vocabulary=str(base / "spiece.model"),
-        systems={"bm25": "bm25", "tower": str(base / "tower")},
-        **changes,
-    )
+    changes = {"systems": {"bm25": "bm25", "tower": str(base / "tower")}, **changes}
+    vocabulary = str(base / "spiece.model")
+    return _tiny_sets.config_of(base, *sets, vocabulary=vocabulary, **changes)
 
 
 @pytest.fixture(scope="module")
 def made(base):
     """A finished run over four sets, and what it returned."""
-    zero_shot.run(_dense(base, "fiqa"), base / "made")
-    with pytest.MonkeyPatch.context() as patch:
-        # To load a model for every forum would take most of the time.
-        patch.setattr(retrieval, "Retrievers", _AtRandom)
-        config = _dense(base, "scifact", "fiqa", "arguana", "cqadupstack")
-        found = zero_shot.run(config, base / "made")
-    return base / "made", found
-
-
-class _AtRandom:
-    """Finds anything."""
-
-    def __init__(self, config, queries, k):
-        self.queries, self.k = list(queries), k
-
-    def one_tower(self, name, among):
-        return [name]
-
-    def search(self, one_tower, documents):
-        draw = np.random.default_rng(len(self.queries))
-        ids = [document.id for document in documents()]
-        best = KBest(len(self.queries), self.k)
-        rows = np.stack([draw.permutation(len(ids))[: self.k] for _ in self.queries])
-        scores = draw.random(rows.shape).astype(np.float32)
-        best.merge(scores, rows, np.array(ids, object)[rows], len(ids))
-        return dict.fromkeys(one_tower, best)
+    few = {"cqadupstack": str(base / "forums")}
+    config = _dense(
+        base, "scifact", "fiqa", "arguana", "cqadupstack", paths=few, skip_missing=True
+    )
+    return base / "made", zero_shot.run(config, base / "made")
 
 
 def _by_files(folder, system, ignore=False):
@@ -80,23 +60,6 @@ def _by_files(folder, system, ignore=False):
         layout.METRICS,
         ignore,
     )
-
-
-def test_two_devices_find_what_one_does(base, tmp_path, on_two_devices):
-    """In a set of 30 documents, at 8 a batch, and in one whose rules differ."""
-    config = _dense(base, "scifact", "arguana", batch_size=8)
-    alone = zero_shot.run(config, tmp_path / "alone")
-    with on_two_devices():
-        found = zero_shot.run(config, tmp_path / "together")
-    assert found == alone
-    runs = [
-        {
-            str(path.relative_to(made)): path.read_bytes()
-            for path in made.rglob("*.trec")
-        }
-        for made in (tmp_path / "alone" / "runs", tmp_path / "together" / "runs")
-    ]
-    assert runs[0] == runs[1] and "scifact/tower.trec" in runs[0]
 
 
 def test_numbers_are_those_of_the_trec_files(made, base):
@@ -132,22 +95,21 @@ def test_numbers_are_those_of_the_trec_files(made, base):
     assert found["systems"]["bm25"]["settings"] == bm25.settings
 
 
-def test_rules_versions_and_what_was_evaluated_are_stated(made):
-    _, found = made
-    rules = found["sets"]["scifact"]["rules"]
-    assert rules["evaluator"].startswith("pytrec-eval-terrier")
-    assert rules["self_matches"] == "kept"
-    assert rules["retrieved"] == "20 documents of each query"
-    assert "removed" in found["sets"]["arguana"]["rules"]["self_matches"]
-    assert found["versions"]["pytrec-eval-terrier"] and found["skipped"] == {}
-    assert "Holm" in found["tests"]["correction"]
-    assert "300 random" in found["tests"]["test"]
-    assert found["queries_are"].startswith("public")
-    assert found["sets"]["scifact"]["documents"] == 30
-    assert found["mean"]["sets"] == 4
+def test_flaws_of_published_sets_are_counted_and_others_refused(made, base, tmp_path):
+    directory, found = made
+    entry = found["sets"]["fiqa"]
+    assert (entry["empty_documents"], entry["unknown_judgements"]) == (1, 1)
+    assert entry["documents"] == 101
+    # q7's answer is not there to be found: nobody can score 1.
+    run = _by_files(directory / "runs/fiqa", "bm25")
+    assert run.per_query["q7"]["map"] == 0 and run.per_query["q8"]["map"] == 1
+    config = _tiny_sets.config_of(base, "fiqa")
+    config.as_published = ()
+    with pytest.raises(DataError, match="corpus.jsonl:101: document 'empty'"):
+        zero_shot.run(config, tmp_path / "strict")
 
 
-def test_queries_that_are_documents_do_not_find_themselves(made, base):
+def test_queries_that_are_documents_do_not_find_themselves(made, base, tmp_path):
     directory, found = made
     folder = directory / "runs" / "arguana"
     run = evaluation.read_trec_run(folder / "bm25.trec")
@@ -159,34 +121,32 @@ def test_queries_that_are_documents_do_not_find_themselves(made, base):
     assert ruled == _by_files(folder, "bm25").means["mrr@10"]
     rule = {"arguana": False}
     kept = _tiny_sets.config_of(base, "arguana", ignore_identical_ids=rule)
-    other = zero_shot.run(kept, base / "kept")["sets"]["arguana"]
-    assert other["rules"]["self_matches"] == "kept"
+    other = zero_shot.run(kept, tmp_path / "kept")["sets"]["arguana"]
     assert other["systems"]["bm25"]["mrr@10"] < ruled
-    run = evaluation.read_trec_run(base / "kept" / "runs" / "arguana" / "bm25.trec")
+    run = evaluation.read_trec_run(tmp_path / "kept" / "runs/arguana/bm25.trec")
     assert all(max(hits, key=hits.get) == query for query, hits in run.items())
 
 
 def test_cqadupstack_is_averaged_over_its_forums(made):
     directory, found = made
     entry = found["sets"]["cqadupstack"]
-    assert set(entry["parts"]) == {f"cqadupstack/{f}" for f in benchmark_sets.FORUMS}
-    assert entry["rules"]["averaged_over"].startswith("12 forums")
+    assert set(entry["parts"]) == {f"cqadupstack/{forum}" for forum in FORUMS}
     values = {}
     for system in ("bm25", "tower"):
         results = [
             _by_files(directory / "runs/cqadupstack" / forum, system)
-            for forum in benchmark_sets.FORUMS
+            for forum in FORUMS
         ]
         values[system] = [result.values("ndcg@10") for result in results]
-        macro = np.mean([v.mean() for v in values[system]])
-        micro = np.concatenate(values[system]).mean()
         row = entry["systems"][system]
+        macro = np.mean([v.mean() for v in values[system]])
         assert row["ndcg@10"] == pytest.approx(macro, abs=1e-12)
-        assert abs(macro - micro) > 1e-3
-        for forum, result in zip(benchmark_sets.FORUMS, results):
+        for forum, result in zip(FORUMS, results):
             part = entry["parts"][f"cqadupstack/{forum}"]
             assert part["systems"][system] == result.means
             assert part["queries"] == len(result.per_query)
+    # An average over all queries would be another number.
+    assert abs(np.concatenate(values["tower"]).mean() - macro) > 1e-3
     assert entry["queries"] == sum(map(len, values["bm25"]))
     (compared,) = entry["comparisons"]
     assert (compared["first"], compared["second"]) == ("bm25", "tower")
@@ -206,6 +166,16 @@ def _check_macro_test(compared, first, second):
     slack = 4 * np.sqrt(max(far.mean(), 0.01) / 300)
     assert compared["p_value"] == pytest.approx(far.mean(), abs=slack)
     assert compared["adjusted_p_value"] == compared["p_value"]
+
+
+def test_missing_sets_are_listed_or_left_out_and_named(made, base, tmp_path):
+    _, found = made
+    absent = set(benchmark_sets.FORUMS) - set(FORUMS)
+    assert set(found["skipped"]) == {f"cqadupstack/{forum}" for forum in absent}
+    config = _tiny_sets.config_of(base, "scifact", "quora", "hotpotqa")
+    with pytest.raises(InputError, match="2 of 3 sets .*quora .*hotpotqa"):
+        zero_shot.run(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_left(base, monkeypatch):
@@ -232,50 +202,64 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left(base, monkeypatch
         assert then == ["nfcorpus", "arguana", "fiqa"]
     assert list(more["sets"]) == ["nfcorpus", "scifact", "fiqa"]
     assert 0 < more["mean"]["systems"]["bm25"]["recall@20"] <= 1
-
-
-def test_a_set_too_small_for_a_tree_is_named_before_any_search(
-    base, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(index, "LEAST_OF_TREE", 31)
-    config = _dense(base, "scifact", index="scann")
-    with pytest.raises(InputError, match="^index is 'scann', but 30 documents are"):
-        zero_shot.run(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    config.systems = {"again": "bm25"}
+    with pytest.raises(InputError, match=r"is finished.*config\.systems"):
+        zero_shot.run(config, base / "halved")
 
 
 def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):
     """The first one's would claim the budget of one run for both."""
     plan = plans.plan(epsilon=1.0, num_units=200, batch_size=20, steps=4)
+    paths = {}
     for name in ("one", "two"):
         certificate = plans.certificate(
             plan, fingerprints={"pairs": "keyed:1"}, ledger_head=name
         )
-        (tmp_path / name).mkdir()
+        shutil.copytree(base / "tower", tmp_path / name)
         (tmp_path / name / "certificate.json").write_text(json.dumps(certificate))
-    paths = {name: str(tmp_path / name) for name in ("one", "two")}
-    place = tmp_path / "release" / "numbers"
-    config = _tiny_sets.config_of(base, "scifact", systems={"a": paths["one"]})
-    output, certificate = zero_shot._output(config, place)
-    assert (output.guarantee, certificate["ledger_head"]) == ("certified", "one")
-    with config.unlocked():
-        config.systems = {"a": paths["one"], "again": paths["one"], "bm25": "bm25"}
-    assert zero_shot._output(config, place)[1] == certificate
-    with config.unlocked():
-        config.systems = paths
+        paths[name] = str(tmp_path / name)
+    release = tmp_path / "release" / "out"
     with pytest.raises(InputError, match="must stay private"):
-        zero_shot._output(config, place)
-    assert zero_shot._output(config, tmp_path / "private" / "numbers")[1] is None
+        zero_shot.run(_dense(base, "scifact", systems=paths), release)
+    assert not release.exists()
+    one = {"one": paths["one"], "bm25": "bm25"}
+    found = zero_shot.run(_dense(base, "scifact", systems=one), release)
+    assert read_certificate(release) == read_certificate(paths["one"])
+    guarantees = {name: s["guarantee"] for name, s in found["systems"].items()}
+    assert guarantees["one"]["epsilon"] <= 1.0 and guarantees["bm25"] is None
 
 
-def test_the_guarantee_of_every_system_is_stated(made, base, monkeypatch):
-    _, found = made
-    # Untrained: no private query had a part in it.
-    assert {s["guarantee"] for s in found["systems"].values()} == {None}
-    spent = {"epsilon": 7.9, "delta": 1e-5}
-    monkeypatch.setattr(
-        zero_shot, "read_certificate", lambda path: {"guarantee": spent, "digest": "d"}
-    )
-    again = zero_shot.run(_dense(base, "scifact"), base / "made")
-    assert again["systems"]["tower"]["guarantee"] == spent
-    assert again["systems"]["bm25"]["guarantee"] is None
+def test_private_queries_are_recorded_or_refused(base, tmp_path):
+    config = _tiny_sets.config_of(base, "scifact", private=True)
+    zero_shot.run(config, tmp_path / "private" / "out")
+    reads = (tmp_path / "private" / "private_reads.jsonl").read_text()
+    assert "the queries and judgements of split 'test' of scifact" in reads
+    stage = tmp_path / "private/out/runs/scifact/stage.json"
+    data = json.loads(stage.read_text())["inputs"]["data"]
+    assert data.startswith("keyed:")
+    assert BeirDirectory(base / "beir/scifact").fingerprint() not in stage.read_text()
+    config.strict = True
+    with pytest.raises(InputError, match="strict is True and private is True"):
+        zero_shot.run(config, tmp_path / "private" / "other")
+    public = _tiny_sets.config_of(base, "scifact", strict=True)
+    zero_shot.run(public, tmp_path / "public" / "out")
+    assert not (tmp_path / "public" / "private").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": ("ndcg@10", "mrr")}, "metric is 'mrr'"),
+        ({"systems": {"qrels": "bm25"}}, "'qrels'"),
+        ({"systems": {"a": "{base}/beir"}}, "beir is not a finished stage"),
+        ({"splits": {"scifakt": "dev"}}, "splits names 'scifakt'"),
+        ({"splits": {"scifact": "dev"}}, "dev.tsv"),
+    ],
+)
+def test_bad_settings_are_named(base, tmp_path, changes, message):
+    if "systems" in changes:
+        systems = changes["systems"].items()
+        changes = {"systems": {n: p.replace("{base}", str(base)) for n, p in systems}}
+    config = _dense(base, "scifact", **changes)
+    with pytest.raises(InputError, match=message):
+        zero_shot.run(config, tmp_path / "out")

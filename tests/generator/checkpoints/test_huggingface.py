@@ -4,26 +4,19 @@ The directories under fixtures/ were written by `transformers`; see hf_fixtures.
 """
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from tfdpsq.data.tokenization import train_vocabulary
 from tfdpsq.generator.checkpoints import (
     huggingface,
     load,
     load_encoder,
     open_checkpoint,
     slots,
-    weights,
 )
-from tfdpsq.layers import T5Config, build_encoder
 from tfdpsq.validation import DataError, InputError
 
 _FILES = ("config.json", "model.safetensors")
@@ -43,7 +36,7 @@ def _assert_same(model, other, config, encoder_only=False):
         np.testing.assert_array_equal(values, second[name], err_msg=name)
 
 
-def test_what_transformers_wrote_is_written_again_byte_for_byte(loaded, tmp_path):
+def test_checkpoint_of_transformers_is_written_again_byte_for_byte(loaded, tmp_path):
     directory, config, backbone = loaded
     huggingface.save(tmp_path, config, backbone)
 
@@ -60,20 +53,8 @@ def test_what_transformers_wrote_is_written_again_byte_for_byte(loaded, tmp_path
     assert written["torch_dtype"] == given["dtype"]
 
 
-def test_saved_loaded_and_saved_again_is_the_same_to_the_byte(loaded, read, tmp_path):
-    _, config, backbone = loaded
-    first, second = tmp_path / "first", tmp_path / "second"
-    for directory in (first, second):
-        directory.mkdir()
-    huggingface.save(first, config, backbone)
-    huggingface.save(second, *read(first))
-
-    for name in _FILES:
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_rounded_once_and_then_exact(dtype, models, read, tmp_path):
+def test_half_precision_is_rounded_once_and_then_exact(models, read, tmp_path):
+    dtype = "bfloat16"
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()
@@ -85,25 +66,12 @@ def test_half_precision_is_rounded_once_and_then_exact(dtype, models, read, tmp_
     assert json.loads((first / "config.json").read_text())["torch_dtype"] == dtype
     stored = load_file(first / "model.safetensors")
     config, backbone = models["1.0"]
-    for slot in huggingface._slots(config, False):
-        exact = slots.value_of(backbone, slot).numpy()
-        rounded = tf.cast(exact.T if slot.transposed else exact, dtype).numpy()
-        assert stored[slot.name].dtype == rounded.dtype
-        assert stored[slot.name].tobytes() == rounded.tobytes()
+    exact = backbone.token_embedding.embeddings
+    np.testing.assert_array_equal(stored["shared.weight"], tf.cast(exact, dtype))
 
 
-def test_the_file_is_what_the_library_writes(models, tmp_path, monkeypatch):
-    """Ours is written in blocks, theirs in one go; several blocks a tensor here."""
-    monkeypatch.setattr(weights, "_BLOCK_BYTES", 200)
-    huggingface.save(tmp_path, *models["1.0"])
-
-    ours = tmp_path / "model.safetensors"
-    save_file(load_file(ours), tmp_path / "library", {"format": "pt"})
-    assert ours.read_bytes() == (tmp_path / "library").read_bytes()
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_shards_are_read_as_one_file_is(version, copy_of, models, read):
+def test_shards_are_read_as_one_file_is(copy_of, models, read):
+    version = "1.1"
     copied = copy_of(version)
     copied.shard()
 
@@ -125,28 +93,7 @@ def test_an_encoder_alone_is_written_and_read(models, tmp_path):
         load(tmp_path)
 
 
-def test_the_vocabulary_lies_beside_the_weights(tmp_path):
-    # 256 pieces are bytes, so a vocabulary cannot be much smaller.
-    config = T5Config(282, 1, 1, 4, 4, 4)
-    encoder = build_encoder(config)
-    texts = ["a small text about nothing", "another one, of more words and letters"]
-    fits = train_vocabulary(texts * 20, 280, tmp_path / "fits.model")
-    large = train_vocabulary(texts * 20, 285, tmp_path / "large.model")
-    out = tmp_path / "out"
-    out.mkdir()
-
-    def save(vocabulary):
-        huggingface.save(out, config, encoder, vocabulary=vocabulary, encoder_only=True)
-
-    save(fits)
-    assert (out / "spiece.model").read_bytes() == fits.read_bytes()
-    save(out / "spiece.model")  # which must not be lost
-    assert (out / "spiece.model").read_bytes() == fits.read_bytes()
-    with pytest.raises(InputError, match="large.model has 285 pieces, the model 282"):
-        save(large)
-
-
-def test_a_save_that_fails_leaves_the_older_one_whole(copy_of, read, tmp_path):
+def test_failed_save_keeps_the_old_checkpoint(copy_of, read, tmp_path):
     copied = copy_of()
     config, backbone = read(copied.path)
     before = copied.weights_file.read_bytes()
@@ -176,27 +123,12 @@ def test_copies_of_the_embedding_are_one_weight(copy_of, models, read):
     copied.change_tensors(add)
     _assert_same(read(copied.path)[1], backbone, config)
 
-    # Some versions keep another one than `shared.weight`.
-    copied.change_tensors(lambda tensors: tensors.pop("shared.weight"))
-    _assert_same(read(copied.path)[1], backbone, config)
-
     def differ(tensors):
         tensors["lm_head.weight"][0, 0] += 1
 
     copied.change_tensors(differ)
     with pytest.raises(DataError, match="tensor lm_head.weight differs from encoder"):
         read(copied.path)
-
-
-def test_the_weight_that_no_t5_ever_used_is_left_out(copy_of):
-    copied = copy_of()
-    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-
-    def add(tensors):
-        tensors[name] = np.ones([32, 3], "float32")
-
-    copied.change_tensors(add)
-    assert name not in [slot.name for slot in open_checkpoint(copied.path).slots]
 
 
 # Configs as they are published: t5-small's of 2019, google/t5-v1_1-small's and
@@ -226,7 +158,6 @@ _PUBLISHED = {
             scale_decoder_outputs=...,
         ),
     ),
-    "flan": ("1.1", dict(tie_word_embeddings=False, scale_decoder_outputs=...)),
     "mt5": (
         "1.1",
         dict(
@@ -235,10 +166,6 @@ _PUBLISHED = {
             tie_word_embeddings=False,
             scale_decoder_outputs=...,
         ),
-    ),
-    "mt5 by transformers 5": (
-        "1.1",
-        dict(model_type="mt5", architectures=None, scale_decoder_outputs=...),
     ),
 }
 
@@ -253,26 +180,3 @@ def test_published_configs_are_understood(name, copy_of):
     assert open_checkpoint(copied.path).config == expected
     assert expected.version == version
     assert (expected.hidden_dim, expected.key_value_dim) == (16, 8)
-
-
-# -- Memory ------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_reading_and_writing_take_little_more_memory_than_the_file(tmp_path):
-    """In a process of its own: what others left would count here."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = pathlib.Path(__file__).parents[2] / "helpers/memory_child.py"
-    for action in ("save", "load"):
-        result = subprocess.run(
-            [sys.executable, child, action, "base", "1.1", tmp_path],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr[-2000:]
-        peak, size = map(int, result.stdout.split()[-2:])
-        # 248 million weights of 4 bytes, and a header.
-        assert 990e6 < size < 991e6
-        assert peak < 1.3 * size, f"{action}: {peak / size:.3f}"

@@ -7,16 +7,12 @@ run on Keras 2. Both also loaded what is written here, with equal outputs.
 
 import json
 import resource
-import shutil
 
 import h5py
-import kagglehub
 import numpy as np
 import pytest
-import requests
 from keras_nlp.src.models.t5.t5_backbone import T5Backbone
 from keras_nlp.src.models.t5.t5_tokenizer import T5Tokenizer
-from keras_nlp.src.utils import preset_utils
 
 from tfdpsq import layers, validation
 from tfdpsq.data import Tokenizer, train_vocabulary
@@ -82,7 +78,6 @@ STYLES = {
         "tie_embedding_weights": False,
     },
 }
-EMBEDDING = "layers/reversible_embedding/vars/0"
 KEYS = "layers/t5_transformer_layer_1/cross_attention/key_projector/vars/0"
 
 
@@ -135,8 +130,9 @@ def outputs(model):
 
 
 def assert_same_outputs(ours, theirs):
+    found = outputs(ours)
     for name, expected in outputs(theirs).items():
-        error = np.abs(outputs(ours)[name] - expected).max() / np.abs(expected).max()
+        error = np.abs(found[name] - expected).max() / np.abs(expected).max()
         assert error < 1e-6, name
 
 
@@ -182,35 +178,22 @@ def preset(small, tmp_path):
     return tmp_path / "preset"
 
 
-def test_a_full_disk_is_told_before_hdf5_finds_it(small, tmp_path):
+def test_full_disk_is_reported_and_leaves_nothing(small, tmp_path):
     """It ended the process, with tracebacks, where it closed its file."""
-    for limit in (5000, 30_000):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        try:
-            with pytest.raises(InputError, match="model.weights.h5: cannot be written"):
-                keras_preset.save(tmp_path / "preset", *small)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert list(tmp_path.rglob("*.h5")) == []
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(InputError, match="model.weights.h5: cannot be written"):
+            keras_preset.save(tmp_path / "preset", *small)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.rglob("*.h5")) == []
     keras_preset.save(tmp_path / "preset", *small)
     assert keras_preset.matches(tmp_path / "preset")
 
 
 def test_the_layout_is_that_of_keras_3(preset):
     assert sorted(datasets(preset / "model.weights.h5")) == sorted(LAYOUT)
-
-
-def test_saving_what_was_loaded_gives_the_same_bytes(small, preset, tmp_path):
-    config, model = small
-    found = keras_preset.open_checkpoint(preset)
-    model.set_weights([np.zeros(weight.shape) for weight in model.weights])
-    found.load_into(model)
-    keras_preset.save(tmp_path, found.config, model)
-
-    assert found.config == config
-    for name in ("config.json", "metadata.json", "model.weights.h5"):
-        assert (tmp_path / name).read_bytes() == (preset / name).read_bytes()
 
 
 def test_the_vocabulary_becomes_keras_nlps_tokenizer(small, tmp_path):
@@ -225,26 +208,10 @@ def test_the_vocabulary_becomes_keras_nlps_tokenizer(small, tmp_path):
     assert theirs.numpy().tolist() == ids[0, : lengths[0] - 1].numpy().tolist()
 
 
-def test_bfloat16_as_keras_3_writes_it(small, preset):
-    weights_file = preset / "model.weights.h5"
-    halves = np.arange(32 * 6, dtype=np.uint16).reshape(32, 6) + 0x3F80  # from 1.0 on
-    with h5py.File(weights_file, "a") as file:
-        del file[EMBEDDING]
-        file.create_dataset(EMBEDDING, data=halves.view("V2"))
-        file[EMBEDDING].attrs["dtype"] = "bfloat16"
-    config, model = small
-    keras_preset.open_checkpoint(preset).load_into(model)
-
-    expected = (halves.astype(np.uint32) << 16).view(np.float32)
-    assert expected[0, 0] == 1.0
-    assert np.array_equal(model.token_embedding.embeddings, expected)
-
-
 @pytest.mark.parametrize(
     ("version", "changes", "expected"),
     [
         ("1.1", {"activation": "keras_nlp>gelu_approximate"}, {}),
-        ("1.1", {"package": "keras_hub"}, {}),
         ("1.0", {"activation": "absent", "tie_embedding_weights": "absent"}, {}),
         # As the published t5_base_multi leaves it out: hidden size over heads.
         ("1.0", {"key_value_dim": None}, {"key_value_dim": 3}),
@@ -258,38 +225,10 @@ def test_configs_that_mean_a_published_t5(tmp_path, version, changes, expected):
     assert found == T5Config(**sizes, num_layers=1, version=version)
 
 
-@pytest.mark.parametrize(
-    ("version", "changes", "messages"),
-    [
-        ("1.0", {"use_gated_activation": True}, ["'relu'", "True", "1.1"]),
-        ("1.0", {"tie_embedding_weights": False}, ["tie_embedding_weights False"]),
-        ("1.1", {"activation": "gelu"}, ["activation 'gelu'"]),
-        # What the first published flan presets had: no head.
-        ("1.1", {"tie_embedding_weights": True}, ["tie_embedding_weights True"]),
-        ("1.1", {"layer_norm_epsilon": 1e-5}, ["layer_norm_epsilon is 1e-05"]),
-        ("1.1", {"hidden_dim": "absent"}, ["lacks hidden_dim"]),
-        ("1.1", {"num_heads": 0}, ["num_heads is 0"]),
-    ],
-)
-def test_other_configs_are_refused_with_key_and_value(
-    tmp_path, version, changes, messages
-):
-    write_config(tmp_path, version, **changes)
-    with pytest.raises(validation.DataError) as caught:
+def test_config_of_another_model_is_refused_with_key_and_value(tmp_path):
+    write_config(tmp_path, "1.1", activation="gelu")
+    with pytest.raises(validation.DataError, match="config.json: .*activation 'gelu'"):
         keras_preset.read_config(tmp_path / "config.json")
-
-    assert str(caught.value).startswith(str(tmp_path / "config.json"))
-    assert all(message in str(caught.value) for message in messages)
-
-
-def test_an_encoder_needs_no_head(preset):
-    write_config(preset, "1.1", tie_embedding_weights=True)
-    config, encoder = checkpoints.load_encoder(preset)
-    expected = datasets(preset / "model.weights.h5")["layers/t5_layer_norm/vars/0"]
-
-    assert config.version == "1.1"
-    norm = encoder.get_layer("encoder_output_layer_norm").weight
-    assert np.array_equal(norm, expected)
 
 
 def change(name, make):
@@ -317,31 +256,13 @@ def with_nan(values):
     ("damage", "file", "messages"),
     [
         (cut, "model.weights.h5", ["truncated"]),
-        (lambda p: (p / "model.weights.h5").unlink(), "model.weights.h5", ["missing"]),
-        (lambda p: (p / "config.json").unlink(), "config.json", ["cannot be read"]),
         (
             lambda p: (p / "config.json").write_text("{}"),
             "config.json",
             ["not a config"],
         ),
-        (
-            lambda p: write_config(p, "1.1", num_layers=2),
-            "model.weights.h5",
-            ["lacks", "t5_transformer_layer_2"],
-        ),
         (change(KEYS, lambda v: None), "model.weights.h5", ["lacks 1 tensor", KEYS]),
-        (
-            change(KEYS, lambda v: v[:, :7]),
-            "model.weights.h5",
-            [KEYS, "[6, 7]", "[6, 8]"],
-        ),
         (change(KEYS, with_nan), "model.weights.h5", [KEYS, "NaN", "row 2"]),
-        (change(EMBEDDING, lambda v: v.astype(np.int8)), "model.weights.h5", ["int8"]),
-        (
-            lambda p: write_config(p, "1.1", vocabulary_size=31),
-            "model.weights.h5",
-            [EMBEDDING, "[32, 6]", "[31, 6]"],
-        ),
     ],
 )
 def test_damage_is_named_by_file_weight_and_shapes(
@@ -354,48 +275,3 @@ def test_damage_is_named_by_file_weight_and_shapes(
     text = str(caught.value)
     assert text.startswith(f"{preset / file}: ")
     assert all(message in text for message in messages), text
-
-
-@pytest.mark.parametrize(
-    ("dtype", "encoder_only"), [("bfloat16", False), ("float32", True)]
-)
-def test_what_no_preset_can_be_is_refused(small, tmp_path, dtype, encoder_only):
-    with pytest.raises(validation.InputError, match="whole T5 in float32"):
-        keras_preset.save(tmp_path, *small, dtype=dtype, encoder_only=encoder_only)
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_known_name_is_got_by_keras_nlp(preset, monkeypatch, tmp_path):
-    asked = []
-
-    def get_file(name, path):
-        asked.append((name, path))
-        return str(preset / path)
-
-    monkeypatch.setattr(preset_utils, "get_file", get_file)
-    monkeypatch.chdir(tmp_path)
-    found = checkpoints.open_checkpoint("t5_small_multi")
-
-    assert found.config.version == "1.1"
-    assert ("t5_small_multi", "model.weights.h5") in asked
-    shutil.rmtree(preset)
-    (tmp_path / "t5_small_multi").mkdir()  # A directory of the name comes first.
-    with pytest.raises(validation.InputError, match="t5_small_multi holds no T5"):
-        checkpoints.open_checkpoint("t5_small_multi")
-
-
-def test_without_a_network_a_name_is_one_line_with_the_remedy(monkeypatch):
-    def offline(handle, path):
-        raise requests.ConnectionError("no route to api.kaggle.com\nand a long trace")
-
-    monkeypatch.setattr(kagglehub, "model_download", offline)
-    with pytest.raises(validation.InputError) as caught:
-        checkpoints.load("flan_base_multi")
-
-    assert str(caught.value) == (
-        "preset flan_base_multi cannot be downloaded (no route to api.kaggle.com). "
-        "Connect to the network, or give a directory that holds the preset."
-    )
-    with pytest.raises(validation.InputError, match="t5_base_multi, t5_large_multi"):
-        checkpoints.load("t5_medium_multi")

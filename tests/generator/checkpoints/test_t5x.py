@@ -1,8 +1,6 @@
 """T5X checkpoints: against files and a network made by hand (`t5x_by_hand.py`)."""
 
 import json
-import struct
-import sys
 
 import msgpack
 import numpy as np
@@ -35,7 +33,7 @@ def backbones():
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
+def test_loaded_checkpoint_computes_what_t5x_computes(tmp_path, version):
     arrays = random_arrays(version)
     model = T5QueryGenerator.from_preset(write_checkpoint(tmp_path / "t5x", arrays))
     random = np.random.default_rng(1)
@@ -54,7 +52,7 @@ def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
     assert hand.error_of(logits[0], hand.network(arrays, document, shifted)) < 1e-5
 
 
-def test_a_checkpoint_elsewhere_is_read_without_its_optimizer(tmp_path):
+def test_remote_checkpoint_is_copied_without_its_optimizer(tmp_path):
     """On TensorFlow's file system in memory, as on gs://; copied once."""
     arrays = random_arrays("1.1")
     path = write_checkpoint(tmp_path / "t5x", arrays)
@@ -75,11 +73,9 @@ def test_a_checkpoint_elsewhere_is_read_without_its_optimizer(tmp_path):
     assert names == {each.name for each in path.iterdir()} - {slots.name}
     with pytest.raises(validation.InputError, match="holds 2 checkpoints.*_1000[.]$"):
         checkpoints.open_checkpoint("ram://t5x/run")
-    with pytest.raises(validation.InputError, match="run/none does not exist, or can"):
-        checkpoints.open_checkpoint("ram://t5x/run/none")
 
 
-def test_an_encoder_alone_loads_without_what_is_named_to_be_ignored(tmp_path):
+def test_sentence_t5_encoder_loads_with_extra_weights_ignored(tmp_path):
     arrays = random_arrays("1.1", sides=("encoder",))
     extra = {"projection_layer/kernel": np.ones((HIDDEN, 9), np.float32)}
     path = write_checkpoint(tmp_path, {**arrays, **extra})
@@ -93,9 +89,8 @@ def test_an_encoder_alone_loads_without_what_is_named_to_be_ignored(tmp_path):
     ):
         checkpoints.open_checkpoint(path, encoder_only=True)
     found = checkpoints.open_checkpoint(path, True, ["target/projection_layer/*"])
-    for pattern, matched in (("*wo*", "weights of the model"), ("absent", "none")):
-        with pytest.raises(validation.InputError, match=f"matches {matched}"):
-            checkpoints.open_checkpoint(path, True, [pattern])
+    with pytest.raises(validation.InputError, match="matches weights of the model"):
+        checkpoints.open_checkpoint(path, True, ["*wo*"])
     write_checkpoint(tmp_path / "plain", arrays)
     config, encoder = checkpoints.load_encoder(tmp_path / "plain")
     states = encoder(
@@ -107,33 +102,6 @@ def test_an_encoder_alone_loads_without_what_is_named_to_be_ignored(tmp_path):
 
     assert found.config == config == config_of("1.1")
     assert hand.error_of(states[0], hand.network(arrays, document)) < 1e-5
-
-
-def test_the_encoder_of_a_whole_checkpoint_needs_no_decoder_config(tmp_path):
-    arrays = random_arrays("1.1")
-    del arrays["decoder/logits_dense/kernel"]
-    found = checkpoints.open_checkpoint(write_checkpoint(tmp_path, arrays), True)
-
-    assert found.config.version == "1.1"
-    assert not any("decoder" in slot.stored for slot in found.slots)
-
-
-def old_spec(name, array, chunks):
-    """As TensorStore before 0.1.14 had it."""
-    made = hand.spec(name, array, chunks)
-    return {**made, "kvstore": {"driver": "file"}, "path": made["kvstore"]["path"]}
-
-
-@pytest.mark.parametrize(
-    "reference", [old_spec, lambda name, *_: f"PLACEHOLDER://{name}"]
-)
-def test_older_and_orbax_references_to_zarr_directories(tmp_path, reference):
-    arrays = random_arrays("1.0")
-    found = t5x.open_checkpoint(write_checkpoint(tmp_path, arrays, reference))
-
-    for name in ("decoder/layers_1/mlp/wo/kernel", "token_embedder/embedding"):
-        rows = found.source.read(f"target/{name}", 3, 9)
-        assert np.array_equal(rows, arrays[name][3:9])
 
 
 def test_bfloat16_is_read_exactly(tmp_path, backbones):
@@ -163,10 +131,8 @@ def bytes_of(directory):
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_saving_what_was_loaded_gives_back_weights_and_bytes(
-    tmp_path, version, backbones
-):
+def test_saving_what_was_loaded_gives_back_weights_and_bytes(tmp_path, backbones):
+    version = "1.1"
     arrays, model = random_arrays(version), backbones[version]
     place = write_checkpoint(tmp_path / "hand", arrays)
     for name in ("first", "second"):
@@ -184,7 +150,7 @@ def test_saving_what_was_loaded_gives_back_weights_and_bytes(
         assert np.array_equal(source.read(f"target/{name}", 0, len(array)), array)
 
 
-def test_what_is_written_is_msgpack_of_flax_and_zarr(tmp_path, backbones):
+def test_saved_files_are_msgpack_of_flax_and_zarr(tmp_path, backbones):
     backbone = backbones["1.1"]
     t5x.save(tmp_path, config_of("1.1"), backbone, dtype="bfloat16")
 
@@ -238,26 +204,12 @@ def refusal(path, model=None):
 def test_a_checkpoint_file_cut_anywhere_is_refused(copy):
     file = copy / "checkpoint"
     content = file.read_bytes()
-    for size in [0, 1, 30, 2000, len(content) // 2, len(content) - 1]:
+    for size in [0, 30, len(content) // 2, len(content) - 1]:
         file.write_bytes(content[:size])
-        message = refusal(copy)
-        assert message.startswith(f"{file}: it is truncated: its {size} bytes")
-    for other in (b"\xc1" * 50, b"no msgpack at all", hand.pack({"optimizer": {}})):
+        assert refusal(copy).startswith(f"{file}: it is truncated")
+    for other in (b"no msgpack at all", hand.pack({"optimizer": {}})):
         file.write_bytes(other)
         assert refusal(copy).startswith(f"{file}: ")
-
-
-def test_an_array_shorter_than_its_shape_is_refused(tmp_path):
-    arrays = random_arrays("1.0")
-    content = write_checkpoint(tmp_path, arrays) / "checkpoint"
-    shape = hand.pack(arrays["encoder/relpos_bias/rel_embedding"])[6:13]
-    assert shape == b"\x93\x92\xd2" + struct.pack(">i", HEADS)
-    longer = shape[:3] + struct.pack(">i", 5)
-    content.write_bytes(content.read_bytes().replace(shape, longer, 1))
-
-    assert "rel_embedding has shape [5, 32] of float32, 640 bytes, and 256" in refusal(
-        tmp_path
-    )
 
 
 KEY = "target.decoder.layers_1.self_attention.key.kernel"
@@ -268,119 +220,29 @@ def damage_header(path, **changes):
     header.write_text(json.dumps({**json.loads(header.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
-    ("damage", "place", "message"),
-    [
-        (lambda p: (p / KEY / "0.1").unlink(), "/0.1", "is missing"),
-        (lambda p: (p / KEY / ".zarray").unlink(), "/.zarray", "cannot be read"),
-        (lambda p: (p / KEY / ".zarray").write_text("{"), "/.zarray", "damaged header"),
-        (lambda p: (p / KEY / "0.0").write_bytes(b""), "/0.0", "or damaged"),
+def test_a_damaged_directory_is_refused_by_its_name(copy, backbones):
+    chunk = copy / KEY / "0.0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-20])
+    assert refusal(copy, backbones["1.1"]).startswith(f"{chunk}: ")
+    chunk.unlink()
+    assert refusal(copy).startswith(f"{chunk}: ")
+    chunk.write_bytes(content)
+    damage_header(copy, shape=[6, 12], chunks=[6, 12])
+    assert "has shape [6, 12]" in refusal(copy)
+
+
+def test_another_architecture_is_refused_with_names_and_shapes(tmp_path, backbones):
+    name = "decoder/layers_1/mlp/wo/kernel"
+    for number, (change, message) in enumerate(
         (
-            lambda p: (p / KEY / "0.0").write_bytes(
-                (p / KEY / "0.0").read_bytes()[:-20]
-            ),
-            "/0.0",
-            "or damaged",
-        ),
-        (
-            lambda p: damage_header(p, shape=[6, 12], chunks=[6, 12]),
-            "/.zarray",
-            r"has shape [6, 12], the file checkpoint says [6, 8]",
-        ),
-        (lambda p: damage_header(p, dtype="<u2"), "", "holds uint16"),
-    ],
-)
-def test_a_damaged_directory_is_refused_by_its_name(
-    copy, damage, place, message, backbones
-):
-    damage(copy)
-    text = refusal(copy, backbones["1.1"] if message == "or damaged" else None)
-
-    assert text.startswith(f"{copy / KEY}{place}: ")
-    assert KEY.replace(".", "/") in text and message in text
-
-
-def changed(name, change):
-    arrays = random_arrays("1.1")
-    arrays[name] = change(arrays[name])
-    return arrays
-
-
-def without(*parts, version="1.1"):
-    arrays = random_arrays(version)
-    return {n: a for n, a in arrays.items() if not any(part in n for part in parts)}
-
-
-def with_nan(array):
-    array[7, 2] = np.nan
-    return array
-
-
-@pytest.mark.parametrize(
-    ("arrays", "messages"),
-    [
-        (
-            lambda: changed("decoder/layers_0/mlp/wo/kernel", lambda a: a[:, :5]),
-            ["target/decoder/layers_0/mlp/wo/kernel", "[10, 5]", "[10, 6]"],
-        ),
-        (
-            lambda: changed("decoder/decoder_norm/scale", lambda a: a[:3]),
-            ["/checkpoint: ", "target/decoder/decoder_norm/scale", "[3]", "[6]"],
-        ),
-        (
-            lambda: changed("decoder/layers_1/mlp/wo/kernel", with_nan),
-            ["target/decoder/layers_1/mlp/wo/kernel", "NaN", "row 7"],
-        ),
-        (
-            lambda: without("layers_1/mlp/wi_1"),
-            ["lacks 2", "target/encoder/layers_1/mlp/wi_1/kernel"],
-        ),
-        (
-            lambda: {**random_arrays("1.0"), "decoder/prompt": np.zeros(3, np.float32)},
-            ["target/decoder/prompt", "ignore"],
-        ),
-        (lambda: without("token_embedder"), ["lacks", "token_embedder/embedding"]),
-        (lambda: without("logits_dense"), ["has a gated", "has not a head"]),
-        (
-            lambda: without("decoder/layers_1"),
-            ["2 layers in the encoder and 1 in the decoder"],
-        ),
-        (
-            lambda: changed("encoder/relpos_bias/rel_embedding", lambda a: a[:, :16]),
-            ["rel_embedding", "[2, 16]", "[2, 32]"],
-        ),
-        (
-            lambda: {
-                **without("encoder/layers"),
-                "encoder/encoder/mlp/wo/kernel": np.zeros((3, 2), np.float32),
-            },
-            ["one array for all layers", "scan_layers"],
-        ),
-    ],
-)
-def test_another_architecture_is_refused_with_names_and_shapes(
-    tmp_path, arrays, messages, backbones
-):
-    path = write_checkpoint(tmp_path / "bad", arrays())
-    text = refusal(path, backbones["1.1"] if "NaN" in messages else None)
-
-    assert all(message in text for message in messages), text
-
-
-def test_what_is_no_single_checkpoint_says_what_to_give(good, tmp_path):
-    for step in (900, 1000):
-        (tmp_path / f"checkpoint_{step}").mkdir()
-        (tmp_path / f"checkpoint_{step}" / "checkpoint").write_bytes(b"\x80")
-    with pytest.raises(validation.InputError, match="example .*checkpoint_1000"):
-        checkpoints.open_checkpoint(tmp_path)
-    tensorflows = tmp_path / "tensorflow"
-    tensorflows.mkdir()
-    (tensorflows / "checkpoint").write_text('model_checkpoint_path: "model.ckpt"\n')
-    with pytest.raises(validation.InputError, match="no T5 checkpoint of a known"):
-        checkpoints.open_checkpoint(tensorflows)
-
-
-def test_a_missing_library_is_named_with_the_remedy(good, monkeypatch):
-    monkeypatch.setitem(sys.modules, "msgpack", None)
-    with pytest.raises(validation.InputError, match=r"msgpack.*tfdpsq\[t5x\]"):
-        t5x.open_checkpoint(good)
+            (lambda arrays: arrays.pop(name), f"lacks 1 tensor: target/{name}"),
+            (lambda arrays: arrays.update({name: arrays[name][:, :5]}), "[10, 5]"),
+            (lambda arrays: arrays[name].fill(np.nan), "NaN"),
+        )
+    ):
+        arrays = random_arrays("1.1")
+        change(arrays)
+        path = write_checkpoint(tmp_path / str(number), arrays)
+        text = refusal(path, backbones["1.1"])
+        assert f"target/{name}" in text and message in text

@@ -1,0 +1,62 @@
+"""Runs of a linear layer on twelve rows, and whether they paid for anything."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, read_ledger, train
+
+
+def small_spec(**changes):
+    """Three steps of about six of twelve rows."""
+    values = dict(
+        epsilon=2.0,
+        clip_norm=1.0,
+        num_units=12,
+        batch_size=6,
+        steps=3,
+        accountant="rdp",
+    )
+    return PrivacySpec(**{**values, **changes})
+
+
+def linear(batch, layer):
+    return layer(batch["x"])[:, 0]
+
+
+def small_run(
+    directory,
+    spec,
+    data=None,
+    microbatch=4,
+    losses=linear,
+    rate=0.1,
+    width=1,
+    engine="fast",
+    initial=None,
+    **options,
+):
+    """Trains a linear layer on twelve rows, as `small_spec` says."""
+    plan = make_plan(spec)
+    layer = tf.keras.layers.Dense(width, use_bias=False)
+    layer.build([None, 3])
+    if initial is not None:
+        layer.kernel.assign(initial)
+    data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
+    return train(
+        plan,
+        lambda batch: losses(batch, layer),
+        [layer.kernel],
+        make_optimizer(plan, rate, "sgd", engine=engine),
+        lambda at: {"x": data[at]},
+        microbatch,
+        layers=[layer],
+        directory=directory,
+        data_fingerprint="twelve rows",
+        **options,
+    )
+
+
+def unpaid(directory):
+    """Whether the run in a directory has paid for nothing."""
+    path = directory / "ledger.jsonl"
+    return not path.exists() or read_ledger(path).steps_paid == 0

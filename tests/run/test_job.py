@@ -1,0 +1,263 @@
+"""The main job, killed on the way and started again: what it leaves, and what it keeps.
+
+`helpers.tiny_job` runs it once through the command line; these tests only read it.
+"""
+
+import json
+import shutil
+
+import pytest
+from helpers import tiny, tiny_job
+
+from tfdpsq import evaluation
+from tfdpsq.data import BeirDirectory, read_synthetic, verify
+from tfdpsq.privacy import accounting, read_certificate, verify_certificate
+from tfdpsq.run import pipeline, status
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.validation import DataError, InputError
+
+pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def results(job):
+    return json.loads((job.directory / "results.json").read_text())
+
+
+def _config(job):
+    pairs = job.directory.parent / "pairs"
+    return tiny.tiny_config(pairs, pairs.with_name("embedded"))
+
+
+# -- Killed and restarted ------------------------------------------------------------
+
+
+def test_killed_job_keeps_what_it_had_finished(job):
+    after = tiny_job.stages(job.directory)
+    made = "prepare public_model mined adapter_inf adapter_eps8 adapter_eps0_5 "
+    made += "canaries histogram_eps0.4 generator_inf"
+    assert {path.parent.name for path in job.before} == set(made.split())
+    assert job.before.items() <= after.items()
+    assert not list(job.directory.rglob("*.partial"))
+    assert "| synthetic_eps8 | " in job.table
+
+
+def test_moved_job_is_found_finished_and_measures_are_read_whole(job, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(job.directory, moved, symlinks=True)
+    made = tiny_job.stages(moved)
+    (moved / "report.html").unlink()
+    pipeline.run(_config(job), moved)
+    assert tiny_job.stages(moved) == made and len(made) >= 20
+    assert (moved / "report.html").is_file()
+    metrics = moved / "private" / "evaluation" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"synthetic_eps8"', '"another"'))
+    with pytest.raises(DataError, match="metrics.json"):
+        pipeline.run(_config(job), moved)
+
+
+def test_job_of_another_config_is_refused(job):
+    config = _config(job)
+    config.finetune.clip_norm = 0.2
+    changed = r"finetune.clip_norm: 0.1 there, 0.2 now.*another --workdir"
+    with pytest.raises(InputError, match=changed):
+        pipeline.open_job(config, job.directory)
+
+
+def test_job_of_changed_pairs_is_refused(job, tmp_path):
+    """Finished stages were made from other data: refused, not silently mixed."""
+    queries = job.directory.parent / "pairs" / "queries.jsonl"
+    before = queries.read_text()
+    try:
+        queries.write_text(before.replace("who ", "what ", 1))
+        with pytest.raises(InputError, match="inputs.pairs"):
+            pipeline.run(_config(job), job.directory)
+    finally:
+        queries.write_text(before)
+
+
+def test_weights_that_saw_private_queries_are_no_start(job, tmp_path):
+    config = tiny.tiny_config(job.directory.parent / "pairs")
+    config.init = str(job.directory / "private" / "generator_inf")
+    config.pretrain.t5 = pipeline.default_config().pretrain.t5  # the weights decide
+    with pytest.raises(InputError, match="init is .* trained on private"):
+        pipeline.run(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+# -- Numbers -------------------------------------------------------------------------
+
+
+def test_results_have_every_row_with_its_epsilon(results):
+    expected = (
+        "bm25 untrained public_only original synthetic_inf synthetic_eps8 direct_eps8 "
+        "encoder adapter_inf adapter_eps8 adapter_eps0_5 reranked_public_only "
+        "reranked_inf reranked_eps8"
+    )
+    assert [row["name"] for row in results["rows"]] == expected.split()
+    for row in results["rows"]:
+        low, high = row["ndcg@10_ci"]
+        assert 0 <= low <= row["ndcg@10"] <= high <= 1
+        assert 0 <= row["recall@10"] <= 1
+    epsilons = {row["name"]: row["epsilon"] for row in results["rows"]}
+    for name in ("bm25", "untrained", "public_only", "reranked_public_only"):
+        assert epsilons[name] is None
+    for name in ("original", "synthetic_inf", "reranked_inf"):
+        assert epsilons[name] == "inf"
+    for name in ("synthetic_eps8", "direct_eps8", "adapter_eps8", "reranked_eps8"):
+        assert 7.8 <= epsilons[name] <= 8.0  # spent, not the target
+    assert results["seconds"]["generator_eps8"] > 0
+    assert set(results["fingerprints"]) == {"corpus", "pairs", "code"}
+
+
+def test_generators_certificate_follows_from_the_steps_that_ran(job):
+    certificate = read_certificate(job.directory / "release" / "generator_eps8")
+    assert verify_certificate(certificate).problems == ()
+    accounts, sampler = certificate["accounting"], certificate["sampler"]
+    assert accounts["steps_executed"] == 3 and sampler["n"] == 60
+    assert certificate["guarantee"]["delta"] == 1 / 120
+    spent = accounting.epsilon_of(
+        certificate["mechanism"]["noise_multiplier"],
+        sampler["expected_batch_size"] / sampler["n"],
+        accounts["steps_executed"],
+        1 / 120 - accounts["delta_for_truncation"],
+        "rdp",
+    )
+    continuation = certificate["continuation"]
+    assert continuation["epsilon_of_this_run"] == pytest.approx(spent)
+    counted = read_certificate(job.directory / "release" / "histogram_eps0.4")
+    assert continuation["parent"] == counted  # both within 8
+    assert spent < certificate["guarantee"]["epsilon"] <= 8.0
+
+
+def test_direct_retrievers_noise_has_the_sensitivity_of_its_batch(job):
+    direct = read_certificate(job.directory / "release" / "retriever_direct_eps8")
+    mechanism, rows = direct["mechanism"], direct["sampler"]["max_batch_size"]
+    assert mechanism["sensitivity"] == pytest.approx(
+        (2 * rows - 1) * mechanism["clip_norm"]
+    )
+    assert mechanism["noise_stddev"] == pytest.approx(
+        mechanism["noise_multiplier"] * mechanism["sensitivity"]
+    )
+
+
+def test_what_is_made_of_the_synthetic_set_has_its_certificate(job):
+    release = job.directory / "release"
+    certificate = read_certificate(release / "generator_eps8")
+    for name in ("synthetic_eps8/set", "retriever_synthetic_eps8"):
+        assert read_certificate(release / name) == certificate
+    for name in ("public_model", "retriever_public_only"):
+        assert read_certificate(release / name) is None
+
+
+@pytest.mark.parametrize("name", ["generator_inf", "retriever_original"])
+def test_plain_training_says_that_it_protects_nothing(job, name):
+    certificate = read_certificate(job.directory / "private" / name)
+    assert certificate["private"] is False
+    assert certificate["guarantee"]["epsilon"] == "inf"
+    if name == "retriever_original":
+        assert "shuffled" in certificate["sampler"]["name"]
+
+
+def test_private_reads_are_recorded_and_in_the_certificate(job):
+    lines = (job.directory / "private" / "private_reads.jsonl").read_text().splitlines()
+    recorded = [json.loads(line) for line in lines]
+    assert any("training loss" in read["what"] for read in recorded)
+    assert any("judgements" in read["what"] for read in recorded)
+    certificate = read_certificate(job.directory / "release" / "generator_eps8")
+    assert certificate["private_reads"]
+    assert all(read in recorded for read in certificate["private_reads"])
+    assert any("training loss" in r["what"] for r in certificate["private_reads"])
+
+
+def test_logs_agree_with_ledgers_and_certificates(job):
+    private = job.directory / "private"
+    for name in ("generator_inf", "generator_eps8", "retriever_direct_eps8"):
+        log = (private / "logs" / name / "log.jsonl").read_text().splitlines()
+        points = [json.loads(line) for line in log]
+        ledger = (private / "runs" / name / "ledger.jsonl").read_text()
+        steps = range(1, len(ledger.splitlines()))
+        assert [point["step"] for point in points] == [*steps], name
+        (path,) = job.directory.glob(f"*/{name}/certificate.json")
+        certificate = json.loads(path.read_text())
+        own = certificate["guarantee"]["epsilon"]
+        if "continuation" in certificate:  # of a histogram
+            own = certificate["continuation"]["epsilon_of_this_run"]
+        found = points[-1]["epsilon"]
+        assert own == found == "inf" or found == pytest.approx(own, rel=1e-6)
+
+
+# -- Files ---------------------------------------------------------------------------
+
+
+def test_every_stage_before_the_evaluation_has_the_jobs_seed(job):
+    seeds = {
+        path.parent.name: json.loads(path.read_text())["config"].get("seed")
+        for path in job.directory.glob("*/*/stage.json")
+    }
+    assert seeds.pop("mined") is None  # nothing is drawn
+    assert seeds.pop("evaluation") == 0
+    assert seeds.pop("canaries") == -1  # drawn afresh: a seed would tell the secrets
+    assert len(seeds) >= 11 and set(seeds.values()) == {5}
+
+
+def test_canaries_are_audited_and_stay_private(job):
+    private = job.directory / "private"
+    made = canary_set.read_canaries(private / "canaries")
+    found = json.loads((private / "audit_eps8" / "audit.json").read_text())
+    assert found["epsilon_certified"] <= 8.0 and found["unit"] == "query"
+    forms = {entry["form"] for entry in found["canaries"]}
+    assert forms == {*canary_set.OUR_FORMS, "all"}
+    # Each secret is in two queries, so it has twice the ε of one.
+    least = evaluation.least_mean_rank(2 * found["epsilon_certified"], 20)
+    assert {entry["least_mean_rank"] for entry in found["canaries"]} == {least}
+    secrets = [canary.secret.encode() for canary in made]
+    for path in (job.directory / "release").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(secret in content for secret in secrets), path
+    # Only what was trained on canaries tells of them.
+    trained = json.loads((private / "audited_eps8" / "stage.json").read_text())
+    assert trained["config"]["pairs"].endswith("private/canaries/data")
+
+
+def test_synthetic_set_is_whole_and_reads_as_beir(job):
+    path = job.directory / "release" / "synthetic_eps8" / "set"
+    rows = list(read_synthetic(path))
+    assert verify(path)["count"] == len(rows) > 0
+    pairs = BeirDirectory(path / "beir").pairs("train")
+    assert len(pairs) == len(rows)
+    assert {pair.query_id for pair in pairs} == {row.query_id for row in rows}
+    # About one a document: by chance, with a histogram.
+    assert abs(len(rows) - 84) < 9
+
+
+def test_trec_files_and_tensorboard_logs_are_there(job):
+    private = job.directory / "private"
+    run = (private / "evaluation" / "runs" / "original.trec").read_text()
+    fields = run.splitlines()[0].split()
+    assert len(fields) == 6 and fields[1] == "Q0" and fields[3] == "1"
+    assert (private / "evaluation" / "qrels.trec").is_file()
+    assert any((private / "logs" / "generator_eps8").glob("*tfevents*"))
+
+
+def test_report_is_one_file_that_fetches_nothing_and_is_internal(job):
+    html = (job.directory / "report.html").read_text()
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    assert "<script" not in html
+    # Side by side with held-out private queries, which is why it is internal.
+    assert any(query in html for query in job.queries[60:72])
+
+
+def test_status_of_a_finished_job_has_nothing_left(job):
+    made = {
+        path.parent.name: path.parent.parent.name
+        for path in job.directory.glob("*/*/stage.json")
+    }
+    config = json.loads((job.directory / "config.json").read_text())
+    assert dict(status.planned_stages(config)) == made
+    found = status.status(str(job.directory))
+    assert found["states"] == {"done": len(made), "running": 0} | {
+        "interrupted": 0,
+        "left": 0,
+    }
+    assert found["remaining"] == 0 and found["unknown"] == []

@@ -1,0 +1,240 @@
+"""Ordinary retriever training: where it starts, what it costs, its rows on disk."""
+
+import json
+import math
+import pathlib
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import tiny
+
+from tfdpsq import retriever
+from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import train_retriever
+from tfdpsq.run.core import sources
+from tfdpsq.run.training import plain_training
+from tfdpsq.validation import DataError, InputError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, public and private T5s of another shape than any default."""
+    base = tmp_path_factory.mktemp("init")
+    tiny.write_start(base, version="1.1")
+    for name, epsilon in (("protected", 8.0), ("other", 4.0), ("open", math.inf)):
+        tiny.write_private_generator(base / name, base / "public", epsilon)
+    for name, certificate in (
+        ("public_pairs", None),
+        ("other_pairs", read_certificate(base / "other")),
+    ):
+        rows = ((f"who sorts it {i}", f"d{i}", f"It sorts {i}.") for i in range(12))
+        tiny.write_set(base / name, rows, certificate)
+    return base
+
+
+def _settings(base, **options):
+    usual = {"pairs": str(base / "public_pairs"), "embedding_dim": 16}
+    usual.update({"batch_size": 4, "steps": 2, **options})
+    return tiny.training(base, **usual)
+
+
+def _train(base, name, **options):
+    """The retriever that the stage makes, and its certificate."""
+    return tiny.train_retriever(base / name, **_settings(base, **options))
+
+
+@pytest.fixture(scope="module")
+def start(base):
+    return _train(base, "start", steps=0)
+
+
+# -- Where training starts ------------------------------------------------------------
+
+
+def test_retriever_starts_with_the_encoder_and_the_vocabulary_of_init(base, start):
+    model, certificate = start
+    generator = T5QueryGenerator.from_preset(base / "public")
+    # `t5` of the settings is of another shape, and is not looked at.
+    assert model.config.t5 == generator.config
+    expected = [
+        # The head of T5 1.1 is no part of an encoder.
+        weight.numpy()
+        for weight in generator.encoder.weights
+        if "reverse_embeddings" not in weight.name
+    ]
+    for tower in (model.query_tower, model.document_tower):
+        weights = tower.get_layer("t5_encoder").get_weights()
+        assert len(weights) == len(expected)
+        for one, other in zip(weights, expected):
+            np.testing.assert_array_equal(one, other)
+    assert certificate is None
+    stage = json.loads((base / "start" / "stage.json").read_text())
+    assert "init" in stage["inputs"] and stage["result"] == {"steps_executed": 0}
+    # And it scores as the pooled encoder does: its projection is a rotation.
+    ids, lengths = tf.constant([[5, 6, 7], [8, 9, 1]]), tf.constant([3, 2])
+    found = model.encode_queries(ids, lengths)
+    pooled = []
+    for row, length in zip(ids, lengths.numpy()):
+        row = row[tf.newaxis, :length]
+        pooled.append(generator.encode(row, tf.ones_like(row)).numpy()[0].mean(0))
+    cosine = pooled[0] @ pooled[1] / np.prod(np.linalg.norm(pooled, axis=1))
+    assert float(tf.tensordot(found[0], found[1], 1)) == pytest.approx(cosine, abs=1e-5)
+
+
+def test_bfloat16_training_keeps_the_last_digits_of_the_weights(base, start):
+    exact, certificate = _train(base, "exact", learning_rate=1e-4)
+    low, _ = _train(base, "low", learning_rate=1e-4, dtype="mixed_bfloat16")
+    assert certificate is None
+    first, high, low = (
+        np.concatenate([v.ravel() for v in m.get_weights()])
+        for m in (start[0], exact, low)
+    )
+    # Two steps of Adam, of 1e-4 each at most.
+    assert 0 < np.abs(high - first).max() < 3e-4
+    assert low.dtype == np.float32
+    assert np.mean(low != tf.cast(tf.cast(low, tf.bfloat16), tf.float32)) > 0.9
+    # In nearly the same direction, from the same weights.
+    steps = high - first, low - first
+    cosine = steps[0] @ steps[1] / np.prod([np.linalg.norm(s) for s in steps])
+    assert 0.9 < cosine < 0.99999
+
+
+def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):
+    """Its certificate, too, without which a finite epsilon would be too small."""
+    vocabulary = str(base / "public" / "spiece.model")
+    before, cost = _train(base, "costly", init=str(base / "protected"), steps=0)
+    assert cost == read_certificate(base / "protected")
+    options = {"init": str(base / "costly"), "vocabulary": vocabulary, "steps": 0}
+    after, heir = _train(base, "heir", scale=5.0, **options)
+    for one, other in zip(
+        after.query_tower.get_weights(), before.query_tower.get_weights()
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert after.config.scale == 5.0 and heir == cost
+    private = {"pairs": str(base / "pairs"), "method": "naive", "epsilon": 8.0}
+    with pytest.raises(InputError, match="itself trained on private queries"):
+        _train(base, "twice", **{**options, **private, "steps": 2})
+    with pytest.raises(InputError, match="embedding_dim is 8"):
+        _train(base, "other_dim", **{**options, "embedding_dim": 8})
+
+
+def test_impossible_starts_are_refused(base, tmp_path):
+    lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
+    train_vocabulary(lines, 300, tmp_path / "other.model")
+    for options, message in (
+        ({"vocabulary": str(tmp_path / "other.model")}, "another vocabulary"),
+        ({"init": ""}, "no vocabulary was given"),
+        ({"learned_scale": True, "trained": ("*projection/kernel",)}, "Add 'scale/"),
+        ({"trained": ("*nothing_like_it",)}, "nothing_like_it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            _train(base, "refused", **options)
+        assert not (base / "refused").exists()
+
+
+# -- Its certificate ------------------------------------------------------------------
+
+
+def test_certificates_of_weights_and_of_pairs_are_inherited(base):
+    other = read_manifest(base / "other_pairs")["certificate"]
+    pairs = str(base / "other_pairs")
+    # The same guarantee twice, and one that is none.
+    assert _train(base, "same", pairs=pairs, init=str(base / "other"))[1] == other
+    _, none = _train(base, "none", pairs=pairs, init=str(base / "open"))
+    assert none == read_certificate(base / "open") and none["private"] is False
+    # What is not looked at costs nothing.
+    untrained = _train(base, "zero", pairs=pairs, init=str(base / "protected"), steps=0)
+    assert untrained[1] == read_certificate(base / "protected")
+    with pytest.raises(InputError, match="epsilons would add up"):
+        _train(base, "two", pairs=pairs, init=str(base / "protected"))
+    assert not (base / "two").exists()
+
+
+def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
+    init = str(base / "protected")
+    options = {"pairs": str(base / "pairs"), "split": "dev", "unit": "pair"}
+    options.update(steps=0, epochs=1.0)
+    _, certificate = _train(base, "plain", init=init, **options)
+    assert certificate["private"] is False and certificate["spec"]["unit"] == "pair"
+    # Epochs are of its own pairs: 12 of them in batches of 4.
+    assert certificate["accounting"]["steps_executed"] == 3
+    assert certificate["training"]["starting_weights"] == init
+
+
+# -- Rows on disk ---------------------------------------------------------------------
+
+
+def _rows_directory(directory, private):
+    """Where a stage called `out` has its rows while it trains."""
+    if private:
+        return directory / "private" / "runs" / "out" / "rows"
+    (partial,) = directory.glob(".out.*.partial")
+    return partial / "rows"
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_rows_on_disk_give_the_batches_of_memory_and_are_removed(
+    base, tmp_path, monkeypatch, private
+):
+    """Over epochs; rows are readable by their owner alone."""
+    pairs = "pairs" if private else "public_pairs"
+    options = {} if private else {"shared": False, "trained": ("query_tower/*",)}
+    settings = _settings(base, pairs=str(base / pairs), steps=4, **options)
+    config = tiny.acting_only(train_retriever, tiny.config(train_retriever, settings))
+    models, modes, taken = [], [], []
+    make_step = plain_training.make_step
+
+    def watched(model, *arguments):
+        path = _rows_directory(tmp_path, private)
+        models.append(model)
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+        step = make_step(model, *arguments)
+        return lambda batch: taken.append(batch) or step(batch)
+
+    monkeypatch.setattr(plain_training, "make_step", watched)
+    train_retriever.run(config, tmp_path / "out")
+    assert modes == [0o700]
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert "rows" not in left and not any(name.endswith(".bin") for name in left)
+    expected = retriever.make_batches(
+        sources.load_source(config.pairs).pairs,
+        Tokenizer(base / "spiece.model"),
+        config.batch_size,
+        query_length=config.query_length,
+        document_length=config.document_length,
+        seed=config.seed,
+        model=None if private else models[0],  # its document tower is as it was
+    )
+    assert len(taken) == 4
+    for found, wanted in zip(taken, expected):
+        assert wanted.keys() == found.keys()
+        for name, values in wanted.items():
+            assert found[name].dtype == values.dtype
+            # Vectors of documents are rounded as their batch is padded.
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6)
+
+
+def test_rows_of_a_killed_training_are_removed_by_the_next(base, tmp_path):
+    """Also half of them, as they lie when it is killed while writing."""
+    rows = _rows_directory(tmp_path, private=True)
+    (rows / ".pairs.x.partial").mkdir(parents=True)
+    # Also by a run of another kind into the same directory, which makes no rows.
+    settings = _settings(base, pairs=str(base / "pairs"), steps=0)
+    tiny.train_retriever(tmp_path / "out", settings)
+    assert not rows.exists()
+
+
+def test_damaged_set_and_too_large_batch_are_refused(base, tmp_path):
+    shutil.copytree(base / "public_pairs", tmp_path / "set")
+    (file,) = pathlib.Path(tmp_path / "set" / "records").iterdir()
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(DataError, match="was altered or damaged"):
+        _train(tmp_path, "out", pairs=str(tmp_path / "set"), init=str(base / "public"))
+    with pytest.raises(InputError, match="batch_size is 14 but there are 12 pairs"):
+        _train(base, "large", batch_size=14)
+    assert not (tmp_path / "out").exists() and not (base / "large").exists()
