@@ -199,7 +199,7 @@ def check_training(keras):
     with tempfile.TemporaryDirectory() as directory:
         private = privacy.PrivateModel(_made(keras), plan, microbatch_size=8)
         before = private.model.get_weights()
-        private.compile(privacy.make_optimizer(plan, 0.05), loss=loss)
+        private.compile(keras.optimizers.Adam(0.05), loss=loss)
         private.fit(x, y, directory=directory)
         assert any(np.any(a != b) for a, b in zip(before, private.model.get_weights()))
         ledger = privacy.read_ledger(os.path.join(directory, "ledger.jsonl"))
@@ -218,17 +218,178 @@ def check_training(keras):
     trained = {}
     for optimizer in ("sgd", "adam", "adafactor"):
         model = _made(keras)
+        made = privacy.optimizers.OPTIMIZERS[optimizer](0.05)
         privacy.train(
             plan,
             lambda batch, model=model: _row_losses(
                 model, loss, batch["x"], batch["y"], True
             ),
             model.trainable_variables,
-            privacy.make_optimizer(plan, 0.05, optimizer, noise_seed=3),
+            made,
             lambda at: {"x": x[at], "y": y[at]},
             microbatch_size=8,
             layers=[model],
-            sampler_seed=4,
+            seed=4,
+            jit_compile=optimizer == "sgd",
+        )
+        trained[optimizer] = [_digest(v)[0] for v in model.get_weights()]
+    return {"epsilon": private.epsilon(), "trained": trained}
+
+
+def check_mechanism(keras):
+    """Noise of the stated deviation, the same for the same seed."""
+    from tfdpsq import privacy
+    from tfdpsq.privacy import step
+
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=1.0, clip_norm=2.0, num_units=500, batch_size=50, steps=3
+        )
+    )
+    drawn = []
+    for seed in (1, 1, 2):
+        keys = privacy.RunKey(plan, seed).step_keys(0)
+        drawn.append(step.privatized(plan, [tf.zeros([100_000])], [], keys)[0])
+    drawn = [one.numpy() * 50 for one in drawn]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.any(drawn[0] != drawn[2]) and set(np.unique(drawn[0])) == {0, 2}
+    assert np.array_equal(dropout(tf.ones([2, 3]), training=False), np.ones([2, 3]))
+    return {"layers": sorted(cases) + ["SeededDropout"], "dropped": _digest(drawn[0])}
+
+
+def _digest(values):
+    """A few numbers that follow from all values."""
+    flat = np.ravel(np.asarray(values, np.float64))
+    return [float(np.cos(k * np.arange(flat.size)) @ flat) for k in range(3)]
+
+
+# -- The engine on a model of another project ------------------------------------------
+
+
+def _classifier(keras):
+    """A text classifier: embedded tokens, a convolution, attention, their mean."""
+    tokens = keras.Input([9], dtype="int64", name="tokens")
+    x = keras.layers.Embedding(30, 8)(tokens)
+    x = keras.layers.Conv1D(8, 3, padding="same", activation="relu")(x)
+    x = x + keras.layers.MultiHeadAttention(2, 4)(x, x)
+    x = keras.layers.LayerNormalization()(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    x = keras.layers.Dropout(0.2)(x)
+    return keras.Model(tokens, keras.layers.Dense(3)(x))
+
+
+def _data(rows):
+    tokens = np.random.default_rng(1).integers(0, 30, (rows, 9))
+    return tokens, tokens.sum(1) % 3
+
+
+def _loss(keras):
+    none = keras.losses.Reduction.NONE
+    return keras.losses.SparseCategoricalCrossentropy(True, reduction=none)
+
+
+def _made(keras, floatx="float32"):
+    keras.backend.set_floatx(floatx)
+    model = _classifier(keras)
+    random = np.random.default_rng(2)
+    model.set_weights([0.4 * random.normal(size=w.shape) for w in model.weights])
+    keras.backend.set_floatx("float32")
+    return model
+
+
+def _row_losses(model, loss, x, y, training):
+    found = loss(y, model(x, training=training))
+    return tf.reshape(found, [-1])
+
+
+def check_clipping(keras):
+    """Compares clipped sums with a float64 loop over examples."""
+    from tfdpsq.privacy import fast
+
+    model, twin = _made(keras), _made(keras, "float64")
+    loss = _loss(keras)
+    x, y = map(tf.constant, _data(ROWS))
+    gradients = []
+    for row in range(ROWS):
+        one = slice(row, row + 1)
+        with tf.GradientTape() as tape:
+            value = _row_losses(twin, loss, x[one], y[one], False)
+        found = tape.gradient(value, twin.trainable_variables)
+        gradients.append([tf.convert_to_tensor(g).numpy() for g in found])
+    norms = [np.sqrt(sum((g**2).sum() for g in row)) for row in gradients]
+    clip_norm = float(np.median(norms))
+    expected = [
+        sum(g * min(1.0, clip_norm / norm) for g, norm in zip(column, norms))
+        for column in zip(*gradients)
+    ]
+    worst, sums = 0.0, None
+    for jit_compile in (False, True):
+        run = tf.function(
+            lambda: fast.clipped_sum(
+                lambda: _row_losses(model, loss, x, y, False),
+                [model],
+                model.trainable_variables,
+                clip_norm,
+            ),
+            jit_compile=jit_compile,
+        )
+        sums = [np.asarray(one) for one in run().sums]
+        off = max(np.abs(one - other).max() for one, other in zip(sums, expected))
+        worst = max(worst, float(off / clip_norm))
+    assert worst <= 1e-5, worst
+    return {"off": worst, "sums": [_digest(one / clip_norm)[0] for one in sums]}
+
+
+def check_training(keras):
+    """Trains privately through Keras's fit and through `train`, with its proof."""
+    from tfdpsq import privacy
+
+    rows = 80
+    x, y = _data(rows)
+    spec = privacy.PrivacySpec(
+        epsilon=3.0,
+        clip_norm=0.5,
+        num_units=rows,
+        n_is_public=True,
+        batch_size=16,
+        steps=STEPS,
+    )
+    plan = privacy.make_plan(spec)
+    loss = _loss(keras)
+    with tempfile.TemporaryDirectory() as directory:
+        private = privacy.PrivateModel(_made(keras), plan, microbatch_size=8)
+        before = private.model.get_weights()
+        private.compile(keras.optimizers.Adam(0.05), loss=loss)
+        private.fit(x, y, directory=directory)
+        assert any(np.any(a != b) for a, b in zip(before, private.model.get_weights()))
+        ledger = privacy.read_ledger(os.path.join(directory, "ledger.jsonl"))
+        assert ledger.steps_paid == private.steps_executed == STEPS
+        certificate = privacy.make_certificate(
+            plan,
+            STEPS,
+            description="A check.",
+            sensitivity_argument="Rows are clipped one by one.",
+            training={"engine": "fast"},
+            fingerprints={"code": privacy.code_fingerprint()},
+        )
+        read = json.loads(json.dumps(certificate))
+        assert not privacy.verify_certificate(read).problems
+
+    trained = {}
+    for optimizer in ("sgd", "adam", "adafactor"):
+        model = _made(keras)
+        made = privacy.optimizers.OPTIMIZERS[optimizer](0.05)
+        privacy.train(
+            plan,
+            lambda batch, model=model: _row_losses(
+                model, loss, batch["x"], batch["y"], True
+            ),
+            model.trainable_variables,
+            made,
+            lambda at: {"x": x[at], "y": y[at]},
+            microbatch_size=8,
+            layers=[model],
+            seed=4,
             jit_compile=optimizer == "sgd",
         )
         trained[optimizer] = [_digest(v)[0] for v in model.get_weights()]

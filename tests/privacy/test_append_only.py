@@ -11,9 +11,9 @@ import textwrap
 
 import pytest
 import tensorflow as tf
+from tfdpsq.privacy.proof.append_only import AppendOnlyFile
 
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.proof.append_only import AppendOnlyFile
 from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import InputError

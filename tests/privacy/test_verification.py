@@ -6,6 +6,7 @@ import math
 
 import pytest
 from helpers import plans
+from tfdpsq.privacy.proof.certified import plan_of
 
 from tfdpsq.privacy import (
     Ledger,
@@ -15,7 +16,6 @@ from tfdpsq.privacy import (
     verify_certificate,
 )
 from tfdpsq.privacy.proof.certificate import digest_of
-from tfdpsq.privacy.proof.certified import plan_of
 from tfdpsq.privacy.proof.verification import ledger_problems
 from tfdpsq.validation import InputError
 

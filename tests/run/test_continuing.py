@@ -5,11 +5,11 @@ import math
 
 import pytest
 from helpers import tiny
+from tfdpsq.privacy.proof.certified import plan_of
 
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
-from tfdpsq.privacy.proof.certified import plan_of
 from tfdpsq.run import (
     budget,
     finetune,

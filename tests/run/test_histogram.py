@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from helpers import tiny
+from tfdpsq.privacy.proof.certified import plan_of
 
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
-from tfdpsq.privacy.proof.certified import plan_of
 from tfdpsq.run import (
     finetune,
     histogram,
