@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,13 @@ Arrays = dict[str, np.ndarray]
 _MOST = 256
 # Rows on which the rules of engine "fast" are tried, and `take`.
 _FEW = 4
+# As many times more rows are looked at for finite losses.
+_LOOKS = 8
 # Units of a loss that is traced for its draws: of about a thousand rows, of which no
 # width of a model is a multiple.
 _PRIMES = (3, 5, 11, 31, 101, 331, 1009)
 _MANY = 1000
-_KEY = tf.constant([1, 2], tf.int64)
+_SEED = (1, 2)  # no tensor: that would start TensorFlow's devices
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
 # a `tf.random.Generator`.
@@ -127,8 +129,9 @@ def check_setup(
         _check_draws(setup, few, together)
     if not coupled:
         with unquoted_values(*_NOT_COMPUTED):
+            few = _finite(setup, rows, few)
             setup = _covered(setup, few)
-            _compute(setup, rows, also_tried)
+            _compute(setup, rows, also_tried, len(few["weights"]))
         if rows.count > 1:
             _check_sum(setup, rows)
     by_microbatch = any(draw.own for draw in draws)
@@ -162,7 +165,8 @@ class Rows:
         Raises:
           InputError: `take` has no such rows, or returns no array of them.
         """
-        at = np.linspace(0, self.count - 1, wanted).astype(np.int64)
+        at = np.linspace(0, self.count - 1, min(wanted, self.count)).astype(np.int64)
+        at = np.resize(at, wanted)
         batch = self._taken(at if self.numbers is None else self.numbers[at])
         batch["weights"] = np.ones(wanted, np.float32)
         return batch
@@ -273,6 +277,10 @@ def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
 # -- The traced loss ---------------------------------------------------------------
 
 
+def _key() -> tf.Tensor:
+    return tf.constant(_SEED, tf.int64)
+
+
 def _traced(
     setup: Setup, batch: Arrays, rows: int | None = None
 ) -> tuple[Any, list[Draw]]:
@@ -285,7 +293,7 @@ def _traced(
     draws: list[Draw] = []
 
     def losses(tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        with replayable(setup.layers, _KEY, 0, 0, draws):
+        with replayable(setup.layers, _key(), 0, 0, draws):
             with tf.GradientTape() as tape:
                 found = of_caller(tensors)
             if isinstance(found, Coupled):
@@ -424,7 +432,7 @@ class _Sums:
         )
 
         def made(batch: Mapping[str, tf.Tensor]) -> Clipped:
-            found = of_microbatch(batch, _KEY)
+            found = of_microbatch(batch, _key())
             return found._replace(complete=tf.convert_to_tensor(found.complete))
 
         def first(batch: Mapping[str, tf.Tensor]) -> Clipped:
@@ -464,21 +472,11 @@ def _check_sum(setup: Setup, rows: Rows) -> None:
     batch = _kept(batch, batch["weights"] > 0)
     sums = _Sums(setup, count)
     losses = np.asarray(sums(batch).losses, np.float64)
-    if losses.shape != (count,):
-        raise validation.InputError(
-            f"there are losses of shape {losses.shape} for {count} rows. Return "
-            "exactly one loss per row."
-        )
     finite = np.isfinite(losses).reshape(-1, size).all(1) & (
         batch["weights"].reshape(-1, size) > 0
     ).any(1)
     units = np.flatnonzero(finite)
-    if len(units) < min(2, used):
-        raise validation.InputError(
-            f"of {used} units tried, {len(units)} had a finite loss: what the model "
-            "makes of the data is NaN or infinite. Look for such values in inputs, "
-            "targets and weights."
-        )
+    _require_finite(len(units), min(2, used), used)
     batch = _kept(batch, np.repeat(finite, size))
     whole = sums(batch)
     if not _norm(whole.sums) and not _is_reached(setup, batch):
@@ -589,7 +587,7 @@ def _is_reached(setup: Setup, batch: Arrays) -> bool:
     found: list[Any] = []
 
     def find(tensors: Mapping[str, tf.Tensor]) -> None:
-        with replayable(setup.layers, _KEY, 0, 0), tf.GradientTape() as tape:
+        with replayable(setup.layers, _key(), 0, 0), tf.GradientTape() as tape:
             losses = setup.per_example_losses(tensors)
         found.extend(tape.gradient(losses, list(setup.variables)))
 
@@ -606,6 +604,49 @@ def _is_reached(setup: Setup, batch: Arrays) -> bool:
 
 
 # -- Rules and single rows ---------------------------------------------------------
+
+
+def _finite(setup: Setup, rows: Rows, few: Arrays) -> Arrays:
+    """Returns as many rows, of units whose losses are finite.
+
+    A few rows of NaN, which clipping leaves out of every sum, are to end no run.
+    """
+    together, count = setup.plan.rows_clipped_together, len(few["weights"])
+    run = _losses_of(setup)
+
+    def finite_rows(batch: Arrays) -> Arrays:
+        losses = np.asarray(run(batch), np.float64)
+        if losses.shape != (count,):
+            raise validation.InputError(
+                f"there are losses of shape {losses.shape} for {count} rows. Return "
+                "exactly one loss per row."
+            )
+        kept = np.isfinite(losses).reshape(-1, together).all(1).repeat(together)
+        return {name: values[kept] for name, values in batch.items()}
+
+    found = finite_rows(few)
+    if len(found["weights"]) < count:
+        more = rows.take_some(_LOOKS * count)
+        parts = [found] + [
+            finite_rows(
+                {name: values[at : at + count] for name, values in more.items()}
+            )
+            for at in range(0, _LOOKS * count, count)
+        ]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in few}
+    units = len(found["weights"]) // together
+    _require_finite(units, 1, (_LOOKS + 1) * count // together)
+    at = np.resize(np.arange(units * together), count)
+    return {name: values[at] for name, values in found.items()}
+
+
+def _require_finite(found: int, wanted: int, tried: int) -> None:
+    if found < wanted:
+        raise validation.InputError(
+            f"of {tried} units tried, {found} had a finite loss: what the model makes "
+            "of the data is NaN or infinite. Look for such values in inputs, targets "
+            "and weights."
+        )
 
 
 def _covered(setup: Setup, batch: Arrays) -> Setup:
@@ -636,22 +677,32 @@ def _covered(setup: Setup, batch: Arrays) -> Setup:
     return setup
 
 
-def _compute(setup: Setup, rows: Rows, numbers: Sequence[int]) -> None:
+def _compute(setup: Setup, rows: Rows, numbers: Sequence[int], count: int) -> None:
     """Computes the loss of single rows: those with the largest ids or labels, say.
 
-    A row that only a step meets would end the run after it has been paid for.
+    A row that only a step meets would end the run after it has been paid for. They are
+    run `count` at a time.
     """
+    run = _losses_of(setup)
+    for begin in range(0, len(numbers), count):
+        at = np.resize(numbers[begin : begin + count], count)
+        run({**rows.take(at), "weights": np.ones(count, np.float32)})
+
+
+def _losses_of(setup: Setup) -> Callable[[Mapping[str, np.ndarray]], tf.Tensor]:
+    """Returns the loss as a compiled function of arrays."""
     of_caller = converted(setup.per_example_losses)
 
     @tf.function(autograph=False)
-    def losses(tensors: Mapping[str, tf.Tensor]) -> Any:
-        with replayable(setup.layers, _KEY, 0, 0):
+    def losses(tensors: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        with replayable(setup.layers, _key(), 0, 0):
             return of_caller(tensors)
 
-    for begin in range(0, len(numbers), _FEW):
-        at = np.resize(numbers[begin : begin + _FEW], _FEW)
-        batch = {k: tf.convert_to_tensor(v) for k, v in rows.take(at).items()}
-        losses({**batch, "weights": tf.ones(_FEW)})
+    def run(batch: Mapping[str, np.ndarray]) -> tf.Tensor:
+        with plain_errors():
+            return losses({k: tf.convert_to_tensor(v) for k, v in batch.items()})
+
+    return run
 
 
 def computes_in_16_bits(layers: Iterable[tf.Module]) -> bool:

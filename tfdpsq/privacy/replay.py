@@ -136,10 +136,12 @@ class _StatelessGenerator:
     ) -> Any:
         dtype = tf.as_dtype(dtype or keras.backend.floatx())
         maxval = 1.0 if maxval is None else maxval
-        share = self._numbers(noise.uniform_of(self._words(shape)), shape, tf.float32)
+        words = self._words(shape)
         if dtype.is_integer:
-            wide = tf.cast(maxval - minval, tf.float32)
-            return minval + tf.cast(tf.floor(share * wide), dtype)
+            share = tf.cast(words, tf.float64) * 2.0**-32  # below 1, unlike below
+            above = tf.floor(share * tf.cast(maxval - minval, tf.float64))
+            return tf.cast(minval, dtype) + self._numbers(above, shape, dtype)
+        share = self._numbers(noise.uniform_of(words), shape, tf.float32)
         return minval + tf.cast(share, dtype) * tf.cast(maxval - minval, dtype)
 
     def truncated_normal(

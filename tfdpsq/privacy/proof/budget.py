@@ -434,6 +434,7 @@ def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:
 
 def parents_of(certificate: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the certificates that one follows, the last one first."""
-    for parent in certificate.get("earlier", ()) if certificate else ():
+    held = certificate if isinstance(certificate, Mapping) else {}
+    for parent in held.get("earlier", ()):
         yield parent
         yield from parents_of(parent)

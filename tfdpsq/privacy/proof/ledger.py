@@ -208,7 +208,8 @@ class Ledger:
 def read_ledger(path: str | os.PathLike) -> LedgerSummary:
     """Reads a ledger, without locking it; it may be in use.
 
-    A torn last line counts as unpaid, as for `Ledger`.
+    A torn last line counts as unpaid, as for `Ledger`; without a whole line nothing is
+    paid, of no plan.
 
     Raises:
       DataError: there is no ledger, or a line is damaged.
@@ -250,15 +251,17 @@ def _summary(path: Path, lines: Sequence[bytes]) -> LedgerSummary:
     Raises:
       DataError: one is damaged, missing or repeated.
     """
+    if not lines:  # its process was killed before it wrote the header
+        return LedgerSummary("", "", 0, 0, "")
     try:
         header = parse_json(lines[0])
         found = header["format"]
         sound = {key: type(value) for key, value in header.items()} == _HEADER
-    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         found, sound = None, False
     if found != FORMAT and str(found).startswith(FORMAT.split("/")[0]):
         raise DataError(path, f"format is {found!r}", f"This tfdpsq reads {FORMAT}", 1)
-    if not sound:
+    if not sound or found != FORMAT:
         # Not quoted: another file may have been given, of private queries, say.
         raise DataError(path, "the line is not a ledger's header", _RESTORE, 1)
     steps = len(lines) - 1

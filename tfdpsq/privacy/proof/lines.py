@@ -41,14 +41,12 @@ class LockedLines:
         """
         self.path = Path(os.path.abspath(path))
         with explained(self.path):
-            new = not self.path.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o600)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else _NOW))
-                if new:
-                    _flush(self.path.parent)
+                _flush(self.path.parent)
                 self.lines = self._read()
             except BlockingIOError as error:
                 os.close(self._descriptor)

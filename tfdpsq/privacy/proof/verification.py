@@ -43,6 +43,8 @@ _EPSILONS = (
     "continuation.epsilon_of_this_run",
     "continuation.epsilon_sum",
 )
+# What is no number and compared all the same.
+_TEXTS = ("plan", "guarantee.unit", "accounting.accountant")
 # Sections whose numbers follow from others.
 _RECOMPUTED = (
     "private",
@@ -275,7 +277,7 @@ def _versions(path: str, version: Any) -> str:
 
 
 def _numbers(value: Any, path: str = "") -> dict[str, Any]:
-    """Numbers, flags and the plan's fingerprint in nested mappings by dotted path."""
+    """Numbers, flags and `_TEXTS` in nested mappings, by dotted path."""
     if isinstance(value, Mapping):
         found = {}
         for key, inner in value.items():
@@ -283,7 +285,7 @@ def _numbers(value: Any, path: str = "") -> dict[str, Any]:
                 found.update(_numbers(inner, f"{path}.{key}" if path else key))
         return found
     compared = isinstance(value, (int, float)) or value in (None, "inf")
-    return {path: value} if compared or path == "plan" else {}
+    return {path: value} if compared or path in _TEXTS else {}
 
 
 def _entry_at(certificate: Mapping[str, Any], path: str) -> Any:
