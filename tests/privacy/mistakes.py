@@ -533,7 +533,7 @@ A paid step is still in the page cache when its update happens.
 Two processes pay for steps in one ledger.
 @ privacy/proof/append_only.py privacy/test_ledger.py
 - fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-+ fcntl.flock(descriptor, fcntl.LOCK_SH)
++ fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 Steps that were paid for and not repeated after a kill are left out of ε.
 @ privacy/loop.py privacy/test_paid_steps.py

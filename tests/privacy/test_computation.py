@@ -59,25 +59,6 @@ def test_another_computation_is_told_apart(options, told):
     assert re.search(told, computation.difference(before, _dense(**options)))
 
 
-def _table(last):
-    weight = tf.Variable(1.0)
-    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)
-    table.insert(["one", "two", "three"], [1.0, 2.0, last])
-
-    def losses(batch):
-        total = weight
-        for _ in tf.range(3):
-            total += tf.ensure_shape(table.lookup(tf.constant("one")), [])
-        return total * tf.ensure_shape(batch["x"][:, 0], [_ROWS])
-
-    return _described(losses, {"x": np.ones([_ROWS, 1], np.float32)}, [], [weight])
-
-
-def test_another_value_in_a_table_is_told_apart():
-    assert computation.difference(_table(3.0), _table(3.0)) is None
-    assert computation.difference(_table(3.0), _table(4.0))
-
-
 def test_another_number_of_replicas_is_the_same_computation(strategy_of):
     """A run may go on under another strategy."""
     before = _dense()
