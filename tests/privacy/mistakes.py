@@ -137,9 +137,8 @@ A `take` whose rows depend on the rows taken with them is accepted.
 +     pass
 
 A forward pass may write a running mean of private rows into a weight.
-@ privacy/independence.py privacy/test_independence.py
-- if not np.array_equal(now, was[key],
-+ if False and np.array_equal(now, was[key],
+@ privacy/trials.py privacy/test_independence.py
+-     require_nothing_kept(traced.nodes)
 
 An id that the embedding does not have enters the norm and not the sum.
 @ privacy/fast/recorder.py privacy/test_fast_units.py
@@ -507,7 +506,7 @@ A step that is repeated has other dropout masks.
 + with replayable([], keys
 
 The seeds of one run go on under the ledger of another.
-@ privacy/checkpoint.py privacy/test_paid_steps.py
+@ privacy/checkpoint.py privacy/test_kept_seeds.py
 - if ledger is not None and ledger_before != ledger:
 + if False:
 
