@@ -8,6 +8,7 @@ steps each of P coordinates is a sum of T independent N(0, (σΔ·lr/B)²):
 tensorflow-privacy alone gives √replicas and √microbatches times that.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -340,6 +341,23 @@ def test_no_key_is_in_a_dump_of_the_graph(tmp_path, secure):
     words = [*keys.noise.numpy().ravel(), *keys.dropout.numpy()]
     assert len(words) == (2 if secure else 6)
     assert not any(int(word).to_bytes(8, "little") in dump for word in words)
+
+
+def test_copied_optimizer_has_noise_of_its_own():
+    """Else the difference of two runs' weights would have no noise at all."""
+    optimizer, seen = make_optimizer(_plan(steps=1), _RATE, "sgd", "vectorized"), []
+    for own in (copy.deepcopy(optimizer), optimizer):
+        w = tf.Variable(tf.zeros([4]))
+        train(
+            own.plan,
+            lambda batch, w=w: 0 * tf.linalg.matvec(batch["x"], w),
+            [w],
+            own,
+            lambda rows: {"x": np.ones([len(rows), 4], np.float32)},
+            32,
+        )
+        seen.append(w.numpy())
+    assert seen[0].all() and not np.any(seen[0] == seen[1])
 
 
 def test_every_step_has_dropout_of_its_own():
