@@ -58,6 +58,7 @@ def shared(folder):
     with open(folder / "job.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
+            assert not (folder / "job").exists(), "it failed in the test that made it"
             (folder / "job").mkdir()
             made.write_bytes(pickle.dumps(make(folder / "job")))
         return pickle.loads(made.read_bytes())

@@ -46,7 +46,7 @@ def _run_in_copy(directory, test, changed=None):
     Returns:
       pytest's exit status: 0, all passed; 1, a test failed; others, it did not run.
     """
-    copy = directory / "copy"
+    copy, temp = directory / "copy", directory / "temp"
     for folder in ("tfdpsq", "tests", "configs"):
         ignored = shutil.ignore_patterns("__pycache__", "benchmarks")
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
@@ -56,9 +56,10 @@ def _run_in_copy(directory, test, changed=None):
     # Nothing of the run that this test is in, such as the place of its tiny job.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env["PYTHONPATH"] = f"{copy}{os.pathsep}{copy / 'tests'}"
-    options = ("-x", "-q", "-p", "no:cacheprovider", "--basetemp", directory / "temp")
+    # No test fails because the machine is busy.
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"tests/{test}"],
+        [sys.executable, "-m", "pytest", *options, "--basetemp", temp, f"tests/{test}"],
         cwd=copy,
         env=env,
         stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from tfdpsq.privacy import Groups, PrivacySpec, make_plan
 from tfdpsq.privacy.randomness.sampling import (
     PoissonSampler,
     ShuffledSampler,
+    UserSampler,
 )
 from tfdpsq.validation import InputError
 
@@ -66,6 +67,16 @@ def test_unit_is_drawn_once_an_epoch_and_in_no_more_epochs_than_counted():
         seen[step // 8, draw.indices[draw.weights > 0]] += 1
     assert seen.max() == 1
     assert seen.sum(axis=0).max() <= plan.event(25).count == 4
+
+
+def test_a_plan_for_users_draws_users_and_rows_of_each():
+    plan = _plan(num_units=30, unit="user", rows_per_unit=3, epsilon=math.inf)
+    assert plan.max_rows == 3 * plan.max_batch_size
+    draw = plan.sampler(seed=1, groups=_GROUPS).draw(0)
+    assert len(draw.indices) == len(draw.weights) == plan.max_rows
+    shuffled = _plan(num_units=30, unit="user", **_SHUFFLED).sampler(groups=_GROUPS)
+    assert isinstance(shuffled, UserSampler)
+    assert isinstance(shuffled.units, ShuffledSampler)
 
 
 def test_fewer_units_than_the_bound_are_sampled_with_its_probability():

@@ -138,7 +138,7 @@ def test_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
     assert done.returncode == 2, errors[-2000:]
     assert "Traceback" not in errors
     last = errors.strip().splitlines()[-1]
-    assert last.startswith("error: ") and "Make room" in last
+    assert last.startswith("error: ") and "quota" in last
     assert not list((tmp_path / "out").rglob("*"))
 
 
