@@ -99,7 +99,12 @@ def test_lost_or_older_state_is_never_paid_for_twice(begun, tmp_path):
         lines = (at / FILE_NAME).read_bytes().splitlines(keepends=True)
         (at / FILE_NAME).write_bytes(b"".join(lines[:2]))
 
+    def no_weights(at):  # left out of a backup, being large
+        for file in (at / checkpoint.STATE).glob("step-*"):
+            file.unlink()
+
     refused(lambda at: shutil.rmtree(at / checkpoint.STATE), "budget a second time")
+    refused(no_weights, "budget a second time")
     refused(older_ledger, "Lines of the ledger were lost")
 
 
