@@ -88,14 +88,20 @@ class Run:
         return errors
 
 
-def cluster(size):
-    """TF_CONFIG of each worker, on ports of this machine that nobody listens at."""
-    probes = [socket.socket() for _ in range(size)]
+def addresses(count):
+    """Returns addresses of free ports of this machine."""
+    probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("localhost", 0))
-    workers = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+    found = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
     for probe in probes:
         probe.close()
+    return found
+
+
+def cluster(size):
+    """TF_CONFIG of each worker, on free ports of this machine."""
+    workers = addresses(size)
     return [
         {
             "TF_CONFIG": json.dumps(

@@ -57,6 +57,6 @@ def small_run(
 
 
 def unpaid(directory):
-    """Whether the run in a directory has paid for nothing."""
+    """Returns True if the run in a directory has paid for no step."""
     path = directory / "ledger.jsonl"
     return not path.exists() or read_ledger(path).steps_paid == 0

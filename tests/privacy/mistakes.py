@@ -1,12 +1,12 @@
 """Mistakes that break the guarantee, each made by changing a few lines of the package.
 
-`test_mistakes.py` makes them one by one and runs the test file that must notice. When a
-module is rewritten, the sentences are carried over and the changes are written anew; a
-sentence goes only with the mechanism that it speaks of.
+`test_mistakes.py` makes each one in a copy of the package and expects a test file to
+fail. When you rewrite a module, keep its sentences and restate the changes against the
+new code; drop a sentence only if its mechanism is gone.
 
-An entry is a sentence that states the fault, `@`, the source file (below `tfdpsq/`)
-and the test file (below `tests/`), then the lines that stand in the source exactly once
-(`-`, from and to any place in a line) and what replaces them (`+`).
+An entry is a sentence that states the fault; `@`, the source file (in `tfdpsq/`) and
+the test file (in `tests/`); the text to replace (`-`), which occurs exactly once in the
+source and may begin or end within a line; and its replacement (`+`).
 """
 
 from typing import NamedTuple

@@ -73,8 +73,8 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
     "batch_size, steps, guesses, microbatch_size, least",
     [
         (400_000, 1, [(500, 500), (1500, 1500)], 1 << 16, 0.5),
-        # Poisson batches of a quarter: what is audited claims amplification, too. Only
-        # presence shows well: whoever is included may never have been drawn.
+        # Poisson batches of a quarter: the audited epsilon includes amplification. Only
+        # guesses of "in" are informative: an included unit may never be sampled.
         (100_000, 4, [(800, 0), (3200, 0)], 1 << 14, 0.4),
     ],
 )

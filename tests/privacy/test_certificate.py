@@ -1,4 +1,4 @@
-"""What a certificate states, and which files are taken for one."""
+"""Certificates: what they state, and which files are read as one."""
 
 import functools
 import json

@@ -36,7 +36,7 @@ def test_rows_that_keep_to_themselves_pass():
     )
     check_independence(squared(model), batch_of_rows(), [model])
     plain = dense()
-    tf.random.set_seed(0)  # without one, TensorFlow draws anew in every call
+    tf.random.set_seed(0)  # without a seed, every call draws afresh
 
     def losses(b):  # whose draws are held fixed
         return squared(plain)(b) * tf.random.uniform([4])
@@ -461,9 +461,9 @@ def _padded_to_the_longest(at):
     ],
 )
 def test_rows_that_differ_among_other_rows_are_refused(tmp_path, take):
-    """What normalised the rows of a batch let one of them move the sum by 7.6 C.
+    """A `take` that normalises over its batch lets one row move the sum by 7.6 C.
 
-    No trial of the loss sees it, as all have rows that were taken once.
+    Checks of the loss cannot see it: they use rows that were taken once.
     """
     with pytest.raises(ValueError, match="another 'x' for the same rows among other"):
         _of_rows(take, tmp_path)

@@ -98,7 +98,7 @@ def test_bfloat16_weights_are_restored_bit_by_bit(tmp_path):
 
 
 def test_flipped_byte_of_a_state_is_refused_or_harmless(tmp_path):
-    """One in 332 was a NotImplementedError of zip."""
+    """zipfile raises several kinds of errors for a damaged archive."""
     secrets = checkpoint.open_secrets(tmp_path, 0, {})
     variables = [tf.Variable([[1.0, 2.0]]), tf.Variable(3, dtype=tf.int64)]
     checkpoint.save(tmp_path, 3, variables, secrets)

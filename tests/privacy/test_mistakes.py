@@ -74,7 +74,7 @@ def _run_in_copy(directory, test, changed=None):
 
 
 def test_each_mistake_applies():
-    """Else the code has changed: write the change anew for the code as it is."""
+    """If one does not, the code has changed: restate the change against it."""
     assert len({*map(_first_words, MISTAKES)}) == len(MISTAKES)
     for fault, source, test, old, new in MISTAKES:
         text = (ROOT / "tfdpsq" / source).read_text("utf-8")

@@ -264,7 +264,7 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
 
 
 class _Watch(tf.keras.callbacks.Callback):
-    """What callbacks find: the steps paid for, and the weights at epochs."""
+    """Records the paid steps at each batch and the weights at each epoch."""
 
     def __init__(self, ledger, last=None):
         super().__init__()

@@ -4,13 +4,12 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import forking, worker_child
+from helpers import forking, killing, worker_child
 
 from tfdpsq.privacy import workers
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
@@ -18,20 +17,9 @@ from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 _CHILD = pathlib.Path(__file__).parents[1] / "helpers/worker_child.py"
 
 
-def _addresses(count):
-    """Of ports that nobody listens at."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("localhost", 0))
-    found = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
-
-
 def _start(base, options=((), ())):
     """Two workers, each with a directory of its own; only the chief's counts."""
-    cluster = {"worker": _addresses(2)}
+    cluster = {"worker": killing.addresses(2)}
     return [
         forking.Command(
             [
@@ -73,7 +61,7 @@ def _values(path):
     [(), pytest.param(("LOOPS", "SECURE"), marks=pytest.mark.slow)],
 )
 def test_two_workers_train_what_one_would_and_pay_once(tmp_path, options):
-    """From one paid step, with its seeds: 1 process and 2 go on alike."""
+    """One worker and two resume the same run from its first paid step."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     secure = "SECURE" in options
     worker_child.main(run, preempted=lambda: True, secure=secure)

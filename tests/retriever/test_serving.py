@@ -36,7 +36,7 @@ _QUERIES = ["who sorts an array", "reading files", "counted tensors", "the graph
 
 
 def _searched(path, queries):
-    """What a SavedModel finds; its source also runs in a process of its own."""
+    """Searches with a SavedModel; a child process runs this source, too."""
     import tensorflow as tf
 
     model, found = tf.saved_model.load(path), {}

@@ -1,8 +1,7 @@
-"""What a TPU would refuse, looked for in what XLA makes of each step.
+"""Train, generation and encoding steps compile for TPU.
 
-A TPU runs nothing but XLA's programs, with shapes that are known when they are
-compiled, in 32 bits or fewer, without asking its host. Compiling says the first; the
-rest is read off the program.
+A TPU runs XLA programs only, with static shapes, in at most 32 bits and without calls
+to its host. Each step is compiled by XLA, and the program is searched for the rest.
 """
 
 import functools

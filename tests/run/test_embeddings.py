@@ -83,7 +83,7 @@ def _bytes_of(directory):
 
 @pytest.fixture(scope="module")
 def encoded(base):
-    """What one process makes of the corpus."""
+    """The corpus, encoded by one process."""
     stage = encode.run(_encode_config(base), base / "encoded")
     assert stage["result"] == {"documents": 84}
     return _bytes_of(base / "encoded")

@@ -1,4 +1,4 @@
-"""What a whole job costs: sums by hand, from given rates."""
+"""The estimated cost of a whole job equals sums by hand, from given rates."""
 
 import pytest
 from helpers import tiny

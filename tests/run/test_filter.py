@@ -180,7 +180,7 @@ def test_a_corpus_with_an_id_twice_is_refused(base, tmp_path, judge):
 
 
 def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path):
-    """Of 70 rows: texts that BM25 scores alike, and queries that occur twice."""
+    """70 rows, with texts that tie under BM25 and queries that occur twice."""
     draw = np.random.default_rng(3)
     known = sorted({word for text in TEXTS for word in text.lower().split()})
     texts = [" ".join(draw.choice(known, 7)) for _ in range(45)]

@@ -77,7 +77,7 @@ def _points(run):
 
 
 def _ended(children):
-    """What each of several workers wrote; none is left when this returns."""
+    """Waits for all workers and returns what each wrote to stderr."""
     try:
         return [child.communicate(timeout=240)[1] for child in children]
     finally:

@@ -46,7 +46,7 @@ def _config(data, **changes):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Documents; whoever reads a query or a judgement fails."""
+    """Pairs whose queries and judgements are unreadable, so reading one fails."""
     directory = tmp_path_factory.mktemp("data") / "pairs"
     tiny.write_pairs(directory, train=150, dev=5, test=5)
     for path in (directory / "queries.jsonl", *(directory / "qrels").iterdir()):
@@ -92,7 +92,7 @@ def _assert_same(out, finished):
 
 
 class _AskedAt(preemption.Notice):
-    """Of a SIGTERM during some step."""
+    """A preemption notice that arrives during a given step."""
 
     def __init__(self, step):
         super().__init__()

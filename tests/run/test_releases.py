@@ -1,4 +1,4 @@
-"""What may lie where, by its guarantee: places, certificates, lineage, modes, times."""
+"""Where outputs may be written, by their guarantee; their modes and times."""
 
 import json
 import math
