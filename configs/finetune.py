@@ -4,7 +4,7 @@
         --config.pairs=BEIR --config.vocabulary=SPIECE_MODEL --config.init=T5 \
         --config.n_bound=600000
 
-Duration: not run here; `tfdpsq estimate --config=configs/finetune.py` estimates it.
+Duration: not run here.
 Result: not run here.
 
 Carranza et al. 2024, section 5: batch 1024, 30 epochs, learning rate 0.001, clip norm

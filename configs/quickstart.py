@@ -15,7 +15,7 @@ Data: the embedded pydocs corpus (docstrings; summaries are the private queries)
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-The trained weights and the generator's rate were chosen on public stand-ins (`grid`)
+The trained weights and the generator's rate were chosen on public stand-ins
 for the first T5 (the card of `t5_tiny_pydocs` has the points); the rest was set by hand
 after trials on pydocs, whose private queries only play that part.
 """
@@ -65,7 +65,7 @@ def get_config():
         stage.learning_rate = 5e-4
         stage.schedule = "cosine"
     config.retriever.steps = 100  # of `direct` as well
-    # "projection" of grid_retriever.py, in half the time: every pair among public
+    # As "projection" in tests/benchmarks/retrieval.py: every pair among public
     # documents, so that a step takes many pairs and sensitivity stays.
     config.direct.method = "public_negatives"
     config.direct.shared = False

@@ -27,7 +27,7 @@ def words_for(shape: Shape) -> list[int | tf.Tensor]:
       shape: of what is dropped, rows first.
     """
     scalar = not tf.is_tensor(shape) and len(shape) == 0
-    return [1 if scalar else shape[0], -(-_elements(shape) // (2 * WORDS)), WORDS]
+    return [1 if scalar else shape[0], -(-elements(shape) // (2 * WORDS)), WORDS]
 
 
 def kept(words: tf.Tensor, rate: float, shape: Shape) -> tf.Tensor:
@@ -47,9 +47,9 @@ def kept(words: tf.Tensor, rate: float, shape: Shape) -> tf.Tensor:
         tf.bitwise.right_shift(words, tf.constant(16, tf.uint32)),
     )
     found = [half[..., word] >= least for half in halves for word in range(WORDS)]
-    return tf.reshape(tf.concat(found, axis=1)[:, : _elements(shape)], shape)
+    return tf.reshape(tf.concat(found, axis=1)[:, : elements(shape)], shape)
 
 
-def _elements(shape: Shape) -> int | tf.Tensor:
+def elements(shape: Shape) -> int | tf.Tensor:
     """Returns how many elements a row has."""
     return tf.reduce_prod(shape[1:]) if tf.is_tensor(shape) else math.prod(shape[1:])

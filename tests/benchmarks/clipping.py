@@ -91,23 +91,24 @@ def _steps(options, names):
         )
         # Calibrating σ is slow, and its value does not affect the time.
         plan = privacy.PrivacyPlan(spec, rows, 0.0 if name == "plain" else 1.0)
-        optimizer = privacy.make_optimizer(
-            plan, 1e-3, "adam", "fast" if name in ("plain", "secure") else name
-        )
         step = privacy.make_logical_step(
+            plan,
             lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
-            optimizer,
+            tf.keras.optimizers.Adam(1e-3),
             options.batch,
             layers=[model],
+            engine="fast" if name in ("plain", "secure") else name,
         )
         step = tf.function(step, jit_compile=options.jit)
-        variables, number = model.trainable_variables, iter(range(1 << 30))
+        variables, numbers = model.trainable_variables, iter(range(1 << 30))
+        key = privacy.RunKey(plan)
 
         def run(count):
-            noise = optimizer.secure_noise(next(number), variables)
-            noise = [tf.convert_to_tensor(values) for values in noise]
-            return step(batch, tf.constant(count, tf.int32), noise).numpy()
+            number = next(numbers)
+            noise = map(tf.convert_to_tensor, key.secure_noise(number, variables))
+            keys = key.step_keys(number)
+            return step(batch, tf.constant(count, tf.int32), [*noise], keys).numpy()
 
         return run
 
@@ -160,7 +161,7 @@ def _options():
     parser.add_argument("--lora", action="store_true", help="train LoRA of rank 8")
     parser.add_argument(
         "--against",
-        choices=("plain", "dpkeras", "vectorized", "secure"),
+        choices=("plain", "rowwise", "dpkeras", "vectorized", "secure"),
         default="plain",
     )
     parser.add_argument("--no-memory", action="store_true", help="measure time alone")

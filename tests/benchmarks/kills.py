@@ -164,16 +164,16 @@ class Bench:
         if name != "pipeline":
             both = sorted(set(ours) & set(theirs))
             found += [f"other content: {of}" for of in both if ours[of] != theirs[of]]
-        heads = {}
+        ledgers = {}
         for ledger in sorted(place.rglob("ledger.jsonl")):
             header, *lines = map(json.loads, ledger.read_text().splitlines())
             paid = collections.Counter(line["step"] for line in lines)
             if paid != collections.Counter(range(header["steps"])):
                 found.append(f"{ledger}: paid {sorted(paid.elements())}")
-            heads[lines[-1]["chain"]] = str(ledger)
+            ledgers[header["run"]] = str(ledger)
         for path in sorted(place.rglob("certificate.json")):
-            own = [heads[head] for head in heads if head in path.read_text()]
-            holds, said = verify.verify(str(path), own)
+            own = [of for run, of in ledgers.items() if run in path.read_text()]
+            holds, said = verify.verify([str(path)], own)
             if not holds:
                 found.append(f"verify {path}: {said[-500:]}")
         queries = json.loads((self.inputs / "queries.json").read_text())
@@ -181,8 +181,7 @@ class Bench:
         for key in place.rglob("fingerprint.key"):
             secrets.append(("key", key.read_text().strip()))
         for path in (self.directory / "seeds" / name).rglob("secrets.json"):
-            held = json.loads(path.read_text())
-            secrets += [(seed, held[seed]) for seed in ("noise_seed", "sampler_seed")]
+            secrets.append(("seed", json.loads(path.read_text())["seed"]))
         secrets = [secret_search.Secret(*each) for each in secrets]
         shown = secret_search.find_secrets(place / below, secrets)
         return found + [f"outside private/: {line}" for line in shown]

@@ -11,7 +11,7 @@ documents drawn from the corpus and each query's own best ones by BM25 (`mine`).
 With `--rerank` a row is a whole search: its 20 best documents are ordered by the fused
 score and the likelihood of the query under the quickstart job's generator, fine-tuned
 on the same pairs. Both parts of a row share its ε: `spent` is that of both certificates
-together, by `privacy.proof.composition`.
+together, by `privacy.proof.budget`.
 
 Prints one JSON line: NDCG@10 on test queries of every row, alone, fused with BM25, and
 reranked, each at the row's best weight on dev queries; and paired differences from the
@@ -35,7 +35,7 @@ import tensorflow as tf
 from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
-from tfdpsq.privacy.proof import budget, composition
+from tfdpsq.privacy.proof import budget, verification
 from tfdpsq.run import finetune, mine, train_adapter
 from tfdpsq.run.core import layout, sources
 
@@ -217,10 +217,12 @@ def tuned(options, job, epsilon, seed, home):
 
 def spent(home, names):
     """Returns the ε of all that was trained on the pairs."""
-    certificates = {name: privacy.read_certificate(home / name) for name in names}
-    return composition.compose(
-        {name: budget.release_of(each, name) for name, each in certificates.items()}
-    ).epsilon_pld
+    runs = [
+        run
+        for name in names
+        for run in verification.verified_runs(privacy.read_certificate(home / name))
+    ]
+    return budget.compose([runs]).epsilon_pld
 
 
 def row(corpus, options, job, epsilon, seed):

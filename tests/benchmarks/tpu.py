@@ -13,7 +13,7 @@ of the program: the same command goes on where it was stopped.
 
 | step | is |
 |---|---|
-| plain, fast, dpkeras, vectorized | a logical step of the generator: two microbatches |
+| plain, an engine such as fast | a logical step of the generator: two microbatches |
 | retriever | a step of the retriever on `--rows` pairs, in-batch softmax |
 | naive, microbatch, public_negatives | the direct methods' private steps |
 | encode | `--rows` documents to embeddings |
@@ -42,7 +42,7 @@ from tpu_compiler import CHIPS
 
 import tfdpsq
 
-_GENERATOR = ("plain", "fast", "dpkeras", "vectorized")
+_GENERATOR = ("plain", "fast", "rowwise", "dpkeras", "vectorized")
 _DIRECT = ("naive", "microbatch", "public_negatives")
 _STEPS = (*_GENERATOR, "retriever", *_DIRECT, "encode", "generate")
 _DOCUMENT, _QUERY = 384, 128  # the paper's lengths, in tokens
@@ -123,40 +123,41 @@ def _plan(rows, private, **changes):
     return privacy.PrivacyPlan(spec, rows, 1.0 if private else 0.0)
 
 
-def _optimizer(plan, given, engine):
-    from tfdpsq import privacy
-
-    # The seed is a constant of the program: fixed, so that its hash is.
-    return privacy.make_optimizer(plan, 1e-3, given["optimizer"], engine, noise_seed=1)
-
-
 def _step_of(
+    plan,
+    given,
     losses,
     variables,
-    optimizer,
     microbatch,
     layers,
     rows,
     columns,
-    alone,
+    engine="fast",
     coupled=False,
 ):
-    """Returns a logical step that takes all its rows, as a function of a batch."""
+    """Returns a logical step that takes all its rows, as a function of batch and keys.
+
+    Keys are arguments of the program, as in training.
+    """
     import tensorflow as tf
 
     from tfdpsq import privacy
+    from tfdpsq.privacy.optimizers import OPTIMIZERS
 
+    optimizer = OPTIMIZERS[given["optimizer"]](1e-3)
+    options = {"layers": layers, "engine": engine, "coupled": coupled}
     step = privacy.make_logical_step(
-        losses,
-        variables,
-        optimizer,
-        microbatch,
-        layers=layers,
-        rows_are_independent=alone,
-        copies_are_separate=True,
-        coupled=coupled,
+        plan, losses, variables, optimizer, microbatch, **options
     )
-    return lambda batch: step(batch, tf.constant(rows)), columns
+    keys = privacy.RunKey(plan, 1).step_keys(0)
+    of_keys = {f"key_{n}": (v.shape, v.dtype) for n, v in keys._asdict().items()}
+
+    def function(values):
+        batch = {name: values[name] for name in columns}
+        own = keys._replace(**{n: values[f"key_{n}"] for n in keys._fields})
+        return step(batch, tf.constant(rows), [], own)
+
+    return function, {**columns, **of_keys}
 
 
 def _logical_step(given):
@@ -171,14 +172,15 @@ def _logical_step(given):
     rows, private = 2 * given["rows"], given["step"] != "plain"
     engine = given["step"] if private else "fast"
     return _step_of(
+        _plan(rows, private),
+        given,
         lambda part: model.per_example_losses(part, training=True),
         model.trainable_variables,
-        _optimizer(_plan(rows, private), given, engine),
         given["rows"],
         [model],
         rows,
         _pairs(rows),
-        True,
+        engine,
     )
 
 
@@ -231,15 +233,15 @@ def _retriever_step(given):
         }
         loss = losses = retriever.PublicNegatives(model, corpus, 256, 0)
     return _step_of(
+        plan,
+        given,
         loss,
         model.trainable_variables,
-        _optimizer(plan, given, "fast"),
         rows,
         losses.layers,
         rows,
         columns,
-        method in ("public_negatives", "microbatch"),
-        method == "naive",
+        coupled=method == "naive",
     )
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from helpers import plans
-from tfdpsq.privacy import independence, make_optimizer, replay, train
+from tfdpsq.privacy import checks, train
+from tfdpsq.privacy.step import Setup
 
 
 def batch_of_rows(rows=4):
@@ -38,7 +39,7 @@ def wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **op
     tf.keras.utils.set_random_seed(1)
     plan = plan or wide_plan()
     model, data = dense(*layers), batch_of_rows(40)
-    optimizer = make_optimizer(plan, 0.1, "sgd", engine)
+    optimizer = tf.keras.optimizers.SGD(0.1)
     steps = train(
         plan,
         losses_of(model),
@@ -47,6 +48,7 @@ def wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **op
         lambda at: {"x": data["x"][at], "y": data["y"][at]},
         microbatch,
         layers=[model],
+        engine=engine,
         **options,
     )
     assert steps == plan.spec.steps == int(optimizer.iterations)
@@ -60,13 +62,10 @@ def skipped_where_the_mean_is_high(model):
     return losses
 
 
-def check_independence(losses, batch, layers=()):
-    """Raises ValueError if losses of rows depend on other rows."""
-    run = independence.run_of(losses, layers)
-    independence.check_independence(run, batch, layers, rows_per_unit=1)
-
-
-def check_nothing_kept(losses, batch, layers):
-    """Raises ValueError if a forward pass changes a state."""
-    traced = replay.traced(losses, batch, layers)
-    independence.require_nothing_kept(traced.nodes)
+def check(losses, data, variables, layers=(), plan=None, microbatch=8, **options):
+    """Checks a loss on rows as `train` does; returns what `check_setup` does."""
+    plan = plan or plans.plan(num_units=40, batch_size=8, steps=1, clip_norm=1.0)
+    count = len(next(iter(data.values())))
+    rows = checks.Rows(lambda at: {n: v[at] for n, v in data.items()}, count)
+    setup = Setup(plan, losses, list(variables), list(layers), microbatch, **options)
+    return checks.check_setup(setup, rows)

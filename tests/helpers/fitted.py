@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from helpers import plans
-from tfdpsq.privacy import PrivateModel, make_optimizer
+from tfdpsq.privacy import PrivateModel
 
 NONE = tf.keras.losses.Reduction.NONE
 
@@ -28,11 +28,10 @@ def functional():
     return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(shared(shared(inputs))))
 
 
-def compiled(model, plan, optimizer="adam", loss=None, noise_seed=1, **options):
+def compiled(model, plan, optimizer="adam", loss=None, **options):
     private = PrivateModel(model, plan, microbatch_size=8, **options)
     loss = loss or tf.keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, reduction=NONE
     )
-    made = make_optimizer(plan, 0.05, optimizer, noise_seed=noise_seed)
-    private.compile(made, loss)
+    private.compile(plans.optimizer(0.05, optimizer), loss)
     return private

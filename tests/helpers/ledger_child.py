@@ -32,7 +32,7 @@ PLAN, DATA = "plan " * 10, "data " * 10
 
 def train(ledger_path, updates_path, steps, die=""):
     """Pays for and updates what is left of `steps`."""
-    ledger = Ledger.open(ledger_path, PLAN, DATA, int(steps))
+    ledger = Ledger(ledger_path, PLAN, DATA, int(steps))
     updates = os.open(updates_path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
     done = os.read(updates, 1 << 24).count(b"\n")
 

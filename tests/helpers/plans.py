@@ -1,6 +1,6 @@
 """Plans and certificates for tests that state only what matters to them."""
 
-from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
+from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan, optimizers
 
 
 def plan(**spec):
@@ -25,3 +25,8 @@ def certificate(plan, steps=None, **stated):
     }
     steps = plan.spec.steps if steps is None else steps
     return make_certificate(plan, steps, **{**usual, **stated})
+
+
+def optimizer(rate=0.1, name="sgd", **options):
+    """Returns a new Keras optimizer by the name that stages use."""
+    return optimizers.OPTIMIZERS[name](rate, **options)

@@ -16,7 +16,7 @@ SECRETS, DRAWS = "secrets.jsonl", "draws.jsonl"
 def record(folder):
     """From now on, seeds and drawn rows are appended to files in `folder`.
 
-    secrets.jsonl: {"run": directory, "noise_seed": ..., "sampler_seed": ...}
+    secrets.jsonl: {"directory": ..., "run": ..., "seed": ..., "settings": ...}
     draws.jsonl: {"step": ..., "rows": [...]}
     """
     from tfdpsq.privacy import checkpoint
@@ -36,7 +36,7 @@ def record(folder):
         found = open_secrets(directory, *arguments)
         on_disk = pathlib.Path(directory) / checkpoint.STATE / checkpoint.SECRETS
         held = json.loads(on_disk.read_text())
-        append(SECRETS, {"run": str(directory), **held})
+        append(SECRETS, {"directory": str(directory), **held})
         return found
 
     def recorded(draw):

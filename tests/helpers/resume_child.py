@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, checkpoint, make_optimizer, make_plan, train
+from tfdpsq.privacy import PrivacySpec, checkpoint, make_plan, train
 from tfdpsq.privacy.proof.ledger import Ledger
 
 STEPS = 12
@@ -59,7 +59,7 @@ def main(
         ]
     )
     model.build([None, 6])  # from fresh random weights: they must be restored, too
-    optimizer = make_optimizer(plan, 0.05, "adam", engine)
+    optimizer = tf.keras.optimizers.Adam(0.05)
 
     if where == "pay":
         pay = Ledger.pay
@@ -95,13 +95,14 @@ def main(
         lambda at: {name: values[at] for name, values in rows.items()},
         4,
         layers=[model],
+        engine=engine,
         directory=directory,
         data_fingerprint=data,
         save_every=3,
         on_step=on_step,
     )
     assert executed == STEPS
-    values = [v.numpy() for v in (*model.trainable_variables, *optimizer.state())]
+    values = [v.numpy() for v in (*model.trainable_variables, *optimizer.variables)]
     np.savez(output, **{f"{i:03d}": value for i, value in enumerate(values)})
 
 

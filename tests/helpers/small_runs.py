@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, read_ledger, train
+from tfdpsq.privacy import PrivacySpec, make_plan, read_ledger, train
 
 
 def small_spec(**changes):
@@ -46,10 +46,11 @@ def small_run(
         plan,
         lambda batch: losses(batch, layer),
         [layer.kernel],
-        make_optimizer(plan, rate, "sgd", engine=engine),
+        tf.keras.optimizers.SGD(rate),
         lambda at: {"x": data[at]},
         microbatch,
         layers=[layer],
+        engine=engine,
         directory=directory,
         data_fingerprint="twelve rows",
         **options,

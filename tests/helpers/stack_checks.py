@@ -199,7 +199,7 @@ def check_training(keras):
     with tempfile.TemporaryDirectory() as directory:
         private = privacy.PrivateModel(_made(keras), plan, microbatch_size=8)
         before = private.model.get_weights()
-        private.compile(privacy.make_optimizer(plan, 0.05), loss=loss)
+        private.compile(keras.optimizers.Adam(0.05), loss=loss)
         private.fit(x, y, directory=directory)
         assert any(np.any(a != b) for a, b in zip(before, private.model.get_weights()))
         ledger = privacy.read_ledger(os.path.join(directory, "ledger.jsonl"))
@@ -218,17 +218,18 @@ def check_training(keras):
     trained = {}
     for optimizer in ("sgd", "adam", "adafactor"):
         model = _made(keras)
+        made = privacy.optimizers.OPTIMIZERS[optimizer](0.05)
         privacy.train(
             plan,
             lambda batch, model=model: _row_losses(
                 model, loss, batch["x"], batch["y"], True
             ),
             model.trainable_variables,
-            privacy.make_optimizer(plan, 0.05, optimizer, noise_seed=3),
+            made,
             lambda at: {"x": x[at], "y": y[at]},
             microbatch_size=8,
             layers=[model],
-            sampler_seed=4,
+            seed=4,
             jit_compile=optimizer == "sgd",
         )
         trained[optimizer] = [_digest(v)[0] for v in model.get_weights()]
@@ -238,18 +239,18 @@ def check_training(keras):
 def check_mechanism(keras):
     """Noise of the stated deviation, the same for the same seed."""
     from tfdpsq import privacy
+    from tfdpsq.privacy import step
 
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=1.0, clip_norm=2.0, num_units=500, batch_size=50, steps=3
         )
     )
-    weights = [tf.Variable(tf.zeros([100_000]))]
     drawn = []
     for seed in (1, 1, 2):
-        optimizer = privacy.make_optimizer(plan, 0.1, "sgd", noise_seed=seed)
-        optimizer.prepare(weights)
-        drawn.append(optimizer.privatize([tf.zeros([100_000])])[0].numpy() * 50)
+        keys = privacy.RunKey(plan, seed).step_keys(0)
+        drawn.append(step.privatized(plan, [tf.zeros([100_000])], [], keys)[0])
+    drawn = [one.numpy() * 50 for one in drawn]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.any(drawn[0] != drawn[2])
     deviation = float(drawn[0].std() / plan.noise_stddev)

@@ -244,7 +244,7 @@ def write_private_generator(directory, public, epsilon):
         n_is_public=True,
     )
     certificate = plans.certificate(
-        plan, fingerprints={"pairs": "keyed:1"}, ledger_head=f"head of {epsilon}"
+        plan, fingerprints={"pairs": "keyed:1"}, run_id=f"run of {epsilon}"
     )
     records.write_certificate(directory, certificate)
 

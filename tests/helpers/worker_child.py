@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import Preempted, PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import Preempted, PrivacySpec, make_plan, train
 
 STEPS = 6
 _N = 60
@@ -51,7 +51,7 @@ def main(
             ]
         )
         model.build([None, 6])  # from random weights: all must have the chief's
-        optimizer = make_optimizer(plan, 0.05, "adam")
+        optimizer = tf.keras.optimizers.Adam(0.05)
         try:
             executed = train(
                 plan,
@@ -70,7 +70,7 @@ def main(
         except Preempted:
             return
         assert executed == STEPS
-        values = [v.numpy() for v in (*model.trainable_variables, *optimizer.state())]
+        values = [v.numpy() for v in (*model.trainable_variables, *optimizer.variables)]
     if output:
         np.savez(output, **{f"{i:03d}": value for i, value in enumerate(values)})
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan
 from tfdpsq.privacy.adafactor import T5XAdafactor
 from tfdpsq.validation import InputError
 
@@ -181,10 +180,3 @@ def test_its_config_makes_it_again():
 def test_values_out_of_range_are_refused_where_it_is_made(option, value):
     with pytest.raises(InputError, match=f"{option} is {value!r}"):
         T5XAdafactor(**{option: value})
-
-
-def test_a_private_run_counts_its_steps_from_zero():
-    spec = PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
-    plan = make_plan(spec)
-    with pytest.raises(InputError, match="step_offset is 1000.*Leave it at 0"):
-        make_optimizer(plan, 0.1, "t5x_adafactor", step_offset=1000)

@@ -19,16 +19,10 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.evaluation import audit_one_run, audit_two_hypotheses
-from tfdpsq.privacy import (
-    PrivacySpec,
-    make_logical_step,
-    make_optimizer,
-    make_plan,
-    train,
-)
+from tfdpsq.privacy import PrivacySpec, RunKey, make_logical_step, make_plan, train
 
 CLIP_NORM = 0.5
-NOISE_SEED = 0x2545F4914F6CDD1D9E3779B97F4A7C15  # as large as real ones
+SEED = 0x2545F4914F6CDD1D9E3779B97F4A7C15  # as large as real ones
 
 
 def _with_noise(plan, factor):
@@ -53,17 +47,16 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
     used = _with_noise(plan, factor)
     # SGD with the expected batch size as learning rate: the weights are the sum of
     # all noised sums.
-    optimizer = make_optimizer(used, used.spec.batch_size, "sgd", noise_seed=NOISE_SEED)
     train(
         used,
         lambda batch: -3.0 * CLIP_NORM * layer(batch["canary"])[:, 0],
         layer.trainable_variables,
-        optimizer,
+        tf.keras.optimizers.SGD(used.spec.batch_size),
         lambda rows: {"canary": present[rows]},
         microbatch_size,
         layers=[layer],
         units=len(present),
-        sampler_seed=13,
+        seed=SEED,
     )
     scores = layer.embeddings.numpy()[:, 0]
     return audit_one_run(scores, included, plan.spec.target_delta, guesses)
@@ -102,36 +95,40 @@ def _audit_of_many_runs(plan, factor, engine, runs):
     used = _with_noise(plan, factor)
     weight = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     weight.build([None, 1])
-    optimizer = make_optimizer(
-        used, used.spec.batch_size, "sgd", engine, noise_seed=NOISE_SEED
-    )
     step = make_logical_step(
+        used,
         lambda batch: weight(batch["push"])[:, 0],
         weight.trainable_variables,
-        optimizer,
-        microbatch_size=2,
+        tf.keras.optimizers.SGD(used.spec.batch_size),
+        microbatch_size=1 if engine == "rowwise" else 2,
         layers=[weight],
+        engine=engine,
     )
+    key = RunKey(used, SEED)
 
     @tf.function(jit_compile=True)
-    def all_runs(weights, count):
+    def all_runs(weights, count, before):
         batch = {"push": tf.constant([[2.0], [3.0], [5.0], [-7.0]]), "weights": weights}
         found = tf.TensorArray(tf.float32, runs)
         for run in tf.range(runs):
             weight.kernel.assign([[0.0]])
-            for _ in tf.range(used.spec.steps):
-                step(batch, count)
+            for number in tf.range(used.spec.steps):
+                taken = (before + run) * used.spec.steps + number
+                step(batch, count, [], key.step_keys(taken))
             found = found.write(run, weight.kernel[0, 0])
         return found.stack()
 
-    with_target = all_runs(tf.constant([1.0, 1.0, 1.0, 1.0]), tf.constant(4))
-    without = all_runs(tf.constant([1.0, 1.0, 1.0, 0.0]), tf.constant(3))
+    of_runs = (([1.0, 1.0, 1.0, 1.0], 4, 0), ([1.0, 1.0, 1.0, 0.0], 3, runs))
+    with_target, without = (
+        all_runs(tf.constant(weights), tf.constant(count), tf.constant(before))
+        for weights, count, before in of_runs
+    )
     return audit_two_hypotheses(
         with_target.numpy(), without.numpy(), plan.spec.target_delta
     )
 
 
-@pytest.mark.parametrize("engine", ["fast", "dpkeras", "vectorized"])
+@pytest.mark.parametrize("engine", ["fast", "rowwise", "dpkeras", "vectorized"])
 def test_many_runs_leak_less_than_epsilon_and_more_at_half_the_noise(engine):
     plan = make_plan(PrivacySpec(3.0, CLIP_NORM, 100, 100, 2))
     certified, runs = plan.epsilon(2), 20_000

@@ -22,10 +22,10 @@ def _certificate(steps=20, changes=(), **options):
 
 
 def test_certificate_states_the_plans_numbers_and_both_accountants():
-    plan, certificate = _plan(), _certificate(ledger_head="f" * 64)
+    plan, certificate = _plan(), _certificate(run_id="f" * 32)
     assert certificate["private"] is True
     assert certificate["plan"] == plan.fingerprint
-    assert certificate["ledger_head"] == "f" * 64
+    assert certificate["run_id"] == "f" * 32
     guarantee, mechanism = certificate["guarantee"], certificate["mechanism"]
     assert guarantee["epsilon"] == plan.epsilon(20) <= 2
     assert guarantee["delta"] == 1 / 4000
@@ -101,10 +101,6 @@ def test_certificate_is_plain_json_and_its_digest_covers_all_of_it():
 def test_artefact_copied_without_its_certificate_is_refused(tmp_path, name):
     certificate = _certificate()
     (tmp_path / "model").mkdir()
-    (tmp_path / "stage.json").write_text("{")
-    with pytest.raises(DataError, match="stage.json"):
-        read_certificate(tmp_path)
-    (tmp_path / "stage.json").unlink()
     for unmarked in ("[]", '{"certificate": 1}'):
         (tmp_path / name).write_text(unmarked)
         assert read_certificate(tmp_path) is None
@@ -117,6 +113,10 @@ def test_artefact_copied_without_its_certificate_is_refused(tmp_path, name):
     (tmp_path / "certificate.json").write_text(json.dumps(other))
     with pytest.raises(DataError, match="certificate.json: of something else"):
         read_certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "stage.json").write_text("{")
+    with pytest.raises(DataError, match="stage.json"):
+        read_certificate(tmp_path / "other")
 
 
 def test_certificate_that_does_not_match_its_digest_is_refused(tmp_path):
@@ -136,11 +136,11 @@ def test_certificate_that_does_not_match_its_digest_is_refused(tmp_path):
     [
         (b"", "is not a certificate"),
         (b"\xff\xfe", "is not a certificate"),
-        (b"[1, 2]", "this is no tfdpsq-certificate/2 file"),
-        (b'{"format": "tfdpsq-certificate/1"}', "tfdpsq-certificate/1"),
-        (b'{"format": "tfdpsq-certificate/3"}', "tfdpsq-certificate/3"),
-        (b'{"format": "tfdpsq-certificate/2", "a": NaN}', "NaN"),
-        (b'{"format": "tfdpsq-certificate/2", "a": {"b": 1, "b": 2}}', "'b'"),
+        (b"[1, 2]", "this is no tfdpsq-certificate/3 file"),
+        (b'{"format": "tfdpsq-certificate/2"}', "tfdpsq-certificate/2"),
+        (b'{"format": "tfdpsq-certificate/4"}', "tfdpsq-certificate/4"),
+        (b'{"format": "tfdpsq-certificate/3", "a": NaN}', "NaN"),
+        (b'{"format": "tfdpsq-certificate/3", "a": {"b": 1, "b": 2}}', "'b'"),
         (None, "cannot be read"),
     ],
 )
@@ -162,7 +162,7 @@ def test_one_guarantee_is_inherited_and_two_would_add_up():
     assert inherited(one, None) == one
     assert inherited(one, unprotected) == unprotected
     # Two runs add up even if they have the same ε and the same plan.
-    again = _certificate(ledger_head="a" * 64)
+    again = _certificate(run_id="a" * 32)
     for another in (other, again):
         with pytest.raises(InputError, match="add up"):
             inherited(one, another)

@@ -11,17 +11,9 @@ import scipy.optimize
 import scipy.stats
 from helpers import plans
 
-from tfdpsq.privacy import (
-    Continuation,
-    PrivacySpec,
-    make_continuation_certificate,
-    make_plan,
-    verify_certificate,
-)
-from tfdpsq.privacy.proof import budget, composition
-from tfdpsq.privacy.proof.certificate import (
-    digest_of,
-)
+from tfdpsq.privacy import PrivacySpec, make_plan, verify_certificate
+from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.verification import verified_runs
 from tfdpsq.validation import InputError
 
 _WHOLE = PrivacySpec(
@@ -44,30 +36,12 @@ _BY_RDP = dataclasses.replace(_WHOLE, accountant="rdp")
 def _first(spec=_SPECS[0], head="h1", pairs="p1", steps=None, **stated):
     fingerprints = {"pairs": pairs} if pairs else {}
     return plans.certificate(
-        make_plan(spec), steps, fingerprints=fingerprints, ledger_head=head, **stated
-    )
-
-
-def _continuation(parent, spec, disjoint, head, pairs, steps=None):
-    return Continuation(
-        make_plan(spec),
-        spec.steps if steps is None else steps,
-        pairs,
-        parent,
-        budget.release_of(parent),
-        disjoint,
-        head,
+        make_plan(spec), steps, fingerprints=fingerprints, run_id=head, **stated
     )
 
 
 def _next(parent, spec=_SPECS[1], disjoint=None, head="h2", pairs="p2", steps=None):
-    return make_continuation_certificate(
-        _continuation(parent, spec, disjoint, head, pairs, steps),
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={"learning_rate": 0.1},
-        fingerprints={"pairs": pairs} if pairs else {},
-    )
+    return _first(spec, head, pairs, steps, earlier=parent, disjoint=disjoint)
 
 
 def _gaussian(specs, delta=1e-5, steps=None):
@@ -91,8 +65,9 @@ def _stated(certificate):
     return certificate["guarantee"]["epsilon"]
 
 
-def _releases(**certificates):
-    return {name: budget.release_of(made) for name, made in certificates.items()}
+def _total(*certificates):
+    runs = [run for each in certificates for run in verified_runs(each)]
+    return budget.compose(budget.sharing(runs))
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +106,20 @@ def test_delta_is_the_largest_of_disjoint_logs_and_the_smallest_of_one():
 
 
 @pytest.mark.parametrize(
-    "second, third, groups",
+    "second, pairs, third, groups",
     [
-        ("time", "time", [(0,), (1,), (2,)]),
+        ("time", "p2", "time", [(0,), (1,), (2,)]),
         # The third log shares no query with the first two, which are one.
-        (None, "time", [(0, 1), (2,)]),
-        # It may share queries with each of the first two, which share none.
-        ("time", None, [(0, 2), (1, 2)]),
+        (None, "p1", "time", [(0, 1), (2,)]),
+        # Where only some are declared disjoint, a bound: all of them.
+        (None, "p2", "time", [(0, 1, 2)]),
+        ("time", "p2", None, [(0, 1, 2)]),
     ],
 )
-def test_of_three_runs_those_compose_that_one_unit_can_be_in(second, third, groups):
-    parent = _next(_first(), disjoint=second)
+def test_of_three_runs_those_compose_that_one_unit_can_be_in(
+    second, pairs, third, groups
+):
+    parent = _next(_first(), disjoint=second, pairs=pairs)
     last = _next(parent, _SPECS[2], third, "h3", "p3")
     wanted = max(_gaussian([_SPECS[i] for i in group]) for group in groups)
     assert _stated(last) == pytest.approx(wanted, rel=1e-3)
@@ -165,16 +143,14 @@ def test_epsilon_counts_executed_steps_and_the_sum_counts_planned_ones():
 
 def test_verification_recomputes_the_total_of_both_runs(kinds):
     for certificate in kinds.values():
+        (parent,) = certificate["earlier"]
         lower = {**certificate["guarantee"], "epsilon": 0.9 * _stated(certificate)}
-        drifted = {**certificate, "guarantee": lower}
-        drifted["digest"] = digest_of(drifted)
+        assert verify_certificate({**certificate, "guarantee": lower}).problems
+        lower = {**parent["guarantee"], "epsilon": 0.9 * _stated(parent)}
+        drifted = {**certificate, "earlier": [{**parent, "guarantee": lower}]}
         assert verify_certificate(drifted).problems
-    parent = {**kinds["composed"]["continuation"]["parent"], "warnings": ["x"]}
-    drifted = dict(kinds["composed"])
-    drifted["continuation"] = {**drifted["continuation"], "parent": parent}
-    assert verify_certificate(drifted).problems
-    with pytest.raises(InputError, match="does not hold"):
-        _next(parent)
+        with pytest.raises(InputError, match="does not hold"):
+            verified_runs(drifted)
 
 
 @pytest.mark.parametrize(
@@ -212,28 +188,35 @@ def test_warnings_and_reads_of_earlier_runs_stand_in_the_last_certificate():
 
 def test_parent_released_besides_costs_nothing_more(kinds):
     for child in kinds.values():
-        parent = child["continuation"]["parent"]
-        found = composition.compose(_releases(child=child, parent=parent))
+        found = _total(child, child["earlier"][0])
         assert found.epsilon_pld == pytest.approx(_stated(child), rel=1e-9)
         assert (found.runs, found.delta) == (2, 1e-5)
-    with pytest.raises(InputError, match="px"):
-        composition.compose(_releases(child=child, other=_first(head="x", pairs="px")))
+    other = verified_runs(_first(head="x", pairs="px"))
+    assert "px" in budget.difference(verified_runs(child), other)
 
 
 def test_planned_continuation_counts_with_all_steps_of_both_runs():
-    first = _first(steps=1)  # why it stopped early is not known
-    released = _releases(first=first)
+    released = verified_runs(_first(steps=1))  # why it stopped early is not known
     apart, shared = (
-        budget.planned_release(
-            {"next": make_plan(_SPECS[1])},
-            "p2",
-            continuation=_continuation(first, _SPECS[1], how, None, "p2"),
-        )
+        budget.follow(make_plan(_SPECS[1]), _SPECS[1].steps, "p2", released, how)
         for how in ("time", None)
     )
-    total = budget.require_within(2.0, released, {"next": apart})
+    total = budget.require_within(2.0, released, [apart])
     assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:1]), rel=1e-3)
     with pytest.raises(InputError, match="the budget is epsilon 2"):
-        budget.require_within(2.0, released, {"next": shared})
-    total = budget.require_within(9.0, released, {"next": shared})
+        budget.require_within(2.0, released, [shared])
+    total = budget.require_within(9.0, released, [shared])
     assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:2]), rel=1e-3)
+
+
+def test_plan_within_leaves_what_was_released_before_its_share():
+    """Of one ε for both, by the spec's accountant; little of it may be spent before."""
+    small = dataclasses.replace(_BY_RDP, epsilon=0.3)
+    earlier = verified_runs(_first(small))
+    plan = budget.plan_within(_BY_RDP, earlier)
+    assert plan.noise_multiplier > make_plan(_BY_RDP).noise_multiplier
+    own = budget.follow(plan, plan.spec.steps, "p2", earlier)
+    total = budget.compose([[own, *earlier]])
+    assert 0.98 * _BY_RDP.epsilon < total.epsilon_rdp <= _BY_RDP.epsilon
+    with pytest.raises(InputError, match="less than 95%"):
+        budget.plan_within(_BY_RDP, verified_runs(_first(_SPECS[1])))

@@ -11,10 +11,9 @@ import scipy.stats
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import (
-    make_optimizer,
-)
+from tfdpsq.privacy import RunKey
 from tfdpsq.privacy.randomness.correlation import NoiseWindow
+from tfdpsq.privacy.step import privatized
 from tfdpsq.validation import InputError
 
 # Epochs of 10 steps, in windows of 4, 4 and 2; the last epoch is not finished.
@@ -42,11 +41,11 @@ def _zeros():
 def _noise(window=4, seed=1, jit=False):
     """[steps, 2, weights]: what each step adds to two sums of zeros, over σΔ."""
     plan = _plan(noise_window=window)
-    optimizer = make_optimizer(plan, 1.0, "sgd", noise_seed=seed)
+    key = RunKey(plan, seed)
 
     @tf.function(autograph=False, jit_compile=jit)
     def step(number):
-        return optimizer.privatize(_zeros(), (), optimizer.step_keys(number))
+        return privatized(plan, _zeros(), [], key.step_keys(number))
 
     scale = plan.spec.batch_size / plan.noise_stddev
     return (
@@ -107,10 +106,7 @@ def test_a_steps_noise_is_the_inverse_times_independent_draws(window, jit):
 def test_a_step_repeated_alone_has_the_same_noise():
     """In the middle of a window, of which a resumed run takes the rest."""
     plan = _plan()
-    optimizer = make_optimizer(plan, 1.0, "sgd", noise_seed=1)
-    found = optimizer.privatize(
-        _zeros(), (), optimizer.step_keys(tf.constant(6, tf.int64))
-    )
+    found = privatized(plan, _zeros(), [], RunKey(plan, 1).step_keys(6))
     scale = plan.spec.batch_size / plan.noise_stddev
     np.testing.assert_allclose(scale * np.ravel(found[0]), _noise(4)[6, 0], atol=1e-4)
 

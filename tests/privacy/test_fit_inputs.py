@@ -34,7 +34,7 @@ def _private(loss="mse", **options):
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
     plan = _plan()
     private = privacy.PrivateModel(model, plan, 4)
-    private.compile(privacy.make_optimizer(plan, 0.01), loss=loss, **options)
+    private.compile(plans.optimizer(0.01, "adam"), loss=loss, **options)
     return private
 
 
@@ -93,7 +93,7 @@ def test_arguments_that_compile_cannot_take_are_named(given, message):
         (_X[:, :3], _Y, "sequential.* could not be called on rows of x .ValueError"),
         (np.where(_X > 9, 1, None), _Y, "holds Python objects .NoneType.. Give ar"),
         (_X[:, :0], _Y, r"an array of shape \(40, 0\), which holds nothing"),
-        (np.full_like(_X, np.nan), _Y, "rows tried, 0 had a finite loss"),
+        (np.full_like(_X, np.nan), _Y, "tried, 0 had a finite loss"),
         (_X, {"a": _Y}, "the targets are a dict of 1 arrays, and the model has one"),
         (_X, np.ones([len(_X), 3, 2]), r"rows of shape \(3, 2\) and outputs .*\(1,\)"),
         (_X, _Y.astype(str), "refused a value of the rows"),
@@ -203,7 +203,7 @@ def test_layers_that_refuse_a_text_of_padding_are_trained():
     outputs = tf.keras.layers.Dense(1)(layers.MaskedMeanPooling()(hidden))
     plan = _plan()
     private = privacy.PrivateModel(tf.keras.Model(ids, outputs), plan, 4)
-    private.compile(privacy.make_optimizer(plan, 0.01), loss="mse")
+    private.compile(plans.optimizer(0.01, "adam"), loss="mse")
     texts = np.random.default_rng(1).integers(1, 9, (ROWS, 5)).astype(np.int32)
     texts[:, 3:] = 0
     before = [weight.numpy() for weight in private.model.weights]

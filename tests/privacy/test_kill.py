@@ -59,7 +59,7 @@ def test_run_killed_again_and_again_pays_every_step_once(tmp_path):
             time.sleep(random.uniform(0, 0.15))
         if head:  # Nobody else gets the ledger, until its process is dead.
             with pytest.raises(ValueError, match="another process uses it"):
-                Ledger.open(ledger, PLAN, DATA, steps)
+                Ledger(ledger, PLAN, DATA, steps)
         child.kill()
         out, error = child.communicate(timeout=60)
         assert child.returncode == -9, error.decode()
@@ -69,7 +69,7 @@ def test_run_killed_again_and_again_pays_every_step_once(tmp_path):
         if not ledger.exists():
             assert paid == [] and _updates(updates) == []
             continue
-        found = read_ledger(ledger)  # Raises if the chain is broken.
+        found = read_ledger(ledger)  # Raises if a line is damaged.
         # What was reported as paid is there, and so is what took effect.
         assert set(paid) | set(replayed) <= set(range(found.steps_paid))
         done = len(_updates(updates))

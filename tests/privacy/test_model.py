@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import plans
 from helpers.fitted import NONE as _NONE
 from helpers.fitted import compiled as _compiled
 from helpers.fitted import data as _data
@@ -15,7 +16,6 @@ from helpers.fitted import plan_of as _plan
 from tfdpsq.privacy import (
     Diverged,
     PrivateModel,
-    make_optimizer,
 )
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 
@@ -72,7 +72,7 @@ def test_without_noise_fit_learns_what_plain_keras_learns():
     plain.set_weights(private_model.get_weights())
     private = PrivateModel(private_model, plan, microbatch_size=16)
     private.compile(
-        make_optimizer(plan, 0.5, "sgd"),
+        plans.optimizer(0.5),
         tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE),
     )
     private.fit(x, y)
@@ -91,7 +91,7 @@ def test_a_loss_compares_one_column_with_flat_targets_row_by_row():
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(6,))])
     plan = _plan(epsilon=math.inf, steps=60)
     private = PrivateModel(model, plan, microbatch_size=8)
-    private.compile(make_optimizer(plan, 0.1, "sgd"), "mse")
+    private.compile(plans.optimizer(0.1), "mse")
     losses = private.fit(x, x.sum(1)).history["loss"]
     assert losses[-1] < 1e-2 < losses[0]
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_private_is_refused_before_a_step():
             tf.keras.layers.Dense(3),
         ]
     )
-    refused("batch\n?.*normalisation|depends on", model=norm)
+    refused("changes a state .*batch_norm", model=norm)
     regularised = tf.keras.Sequential(
         [tf.keras.layers.Dense(3, kernel_regularizer="l2", input_shape=(6,))]
     )
@@ -150,11 +150,6 @@ def test_what_cannot_be_private_is_refused_before_a_step():
         [tf.keras.layers.Reshape([3, 2], input_shape=(6,)), dropping]
     )
     refused("recurrent_dropout keep their masks", model=recurrent)
-    with pytest.raises(ValueError, match="neither clips nor adds noise"):
-        PrivateModel(_sequential(), _plan()).compile("adam", "mse")
-    with pytest.raises(ValueError, match="another plan"):
-        plan, other = _plan(), _plan(epsilon=1.0)
-        PrivateModel(_sequential(), plan).compile(make_optimizer(other, 0.1), "mse")
 
 
 @pytest.mark.parametrize("name", ["whole.keras", "whole.h5"])
@@ -210,8 +205,9 @@ def test_a_fit_that_ends_early_counts_what_ran_and_is_not_repeated(interrupts):
     except KeyboardInterrupt:
         assert interrupts
     assert private.steps_executed == 3
-    assert private.epsilon() == plan.epsilon(3) < plan.epsilon(8)
-    private.compile(make_optimizer(private.plan, 0.05), "mse")
+    # When a callback stopped it tells of the data: then the whole plan is spent.
+    assert private.epsilon() == plan.epsilon(3 if interrupts else 8)
+    private.compile(plans.optimizer(0.05), "mse")
     with pytest.raises(ValueError, match="spend the same budget a second time"):
         private.fit(*_data())
 
@@ -253,7 +249,7 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     plan = _plan()
     private = PrivateModel(_functional(), plan, microbatch_size=8)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
-    private.compile(make_optimizer(plan, _Infinite(), "sgd"), loss)
+    private.compile(plans.optimizer(_Infinite()), loss)
     with pytest.raises(Diverged) as ended:
         private.fit(*_data(), directory=tmp_path)
     assert (ended.value.diverged_at, ended.value.weights_of) == (1, 0)
@@ -280,17 +276,14 @@ class _Watch(tf.keras.callbacks.Callback):
 
 
 def test_steps_per_execution_are_the_steps_one_by_one(tmp_path):
-    """Paid for before each loop, of which none goes past an epoch or the plan.
-
-    Both compile with XLA.
-    """
+    """Paid for before each loop, of which none goes past an epoch or the plan."""
     plan = _plan(steps=10)
 
     def fit(name, last=None, **options):
         private = PrivateModel(_sequential(), plan, microbatch_size=8)
         loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
-        optimizer = make_optimizer(plan, 0.05, "adam")
-        private.compile(optimizer, loss, jit_compile=True, **options)
+        optimizer = plans.optimizer(0.05, "adam")
+        private.compile(optimizer, loss, **options)
         watch = _Watch(tmp_path / name / FILE_NAME, last)
         private.fit(*_data(), directory=tmp_path / name, callbacks=[watch])
         return private, watch
@@ -312,13 +305,13 @@ def test_steps_per_execution_are_the_steps_one_by_one(tmp_path):
 
 
 def test_steps_of_an_execution_and_of_an_epoch_are_positive_numbers():
-    private = _compiled(_functional(), plan := _plan())
-    with pytest.raises(ValueError, match="steps_per_epoch is -4"):
-        private.fit(*_data(), steps_per_epoch=-4)
+    private = _compiled(_functional(), _plan())
+    for value in (0, -4):
+        with pytest.raises(ValueError, match=f"steps_per_epoch is {value}"):
+            private.fit(*_data(), steps_per_epoch=value)
     for value in (0, "auto"):
         with pytest.raises(ValueError, match="steps_per_execution is"):
-            optimizer = make_optimizer(plan, 0.05, "sgd")
-            private.compile(optimizer, "mse", steps_per_execution=value)
+            private.compile("sgd", "mse", steps_per_execution=value)
 
 
 def test_mixed_float16_is_refused():

@@ -9,12 +9,12 @@ import tensorflow as tf
 from helpers import plans
 
 from tfdpsq import privacy
-from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof import verification
 from tfdpsq.run import verify
 from tfdpsq.validation import InputError
 
 
-def _model(wrapped=None, noise_seed=None, options=None, **changes):
+def _model(wrapped=None, options=None, **changes):
     spec = dict(
         epsilon=8.0,
         clip_norm=1.0,
@@ -27,8 +27,7 @@ def _model(wrapped=None, noise_seed=None, options=None, **changes):
     layers = [tf.keras.layers.Dense(3, input_shape=(6,))]
     wrapped = wrapped or tf.keras.Sequential(layers)
     model = privacy.PrivateModel(wrapped, plan, 8, **(options or {}))
-    optimizer = privacy.make_optimizer(plan, 0.1, noise_seed=noise_seed)
-    model.compile(optimizer, loss="mean_squared_error")
+    model.compile(plans.optimizer(0.1, "adam"), loss="mean_squared_error")
     return model
 
 
@@ -48,16 +47,17 @@ def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     read = privacy.read_certificate(tmp_path)
     assert read == found
     paid = tmp_path / "private" / "ledger.jsonl"
-    holds, said = verify.verify(str(written), [str(paid)])
+    holds, said = verify.verify([str(written)], [str(paid)])
     assert holds, said
     assert read["guarantee"]["epsilon"] == pytest.approx(model.epsilon())
     assert 7.5 < read["guarantee"]["epsilon"] <= 8.0
     assert read["accounting"]["steps_executed"] == 4
-    assert read["ledger_head"] == privacy.read_ledger(paid).head
+    assert read["run_id"] == privacy.read_ledger(paid).run
     reads = [entry["what"] for entry in read["private_reads"]]
     assert reads == ["scores of an earlier model", "the training loss of every step"]
     assert "one query moves the sum" in read["mechanism"]["sensitivity_argument"]
-    assert budget.release_of(read).pairs == pairs
+    (run,) = verification.verified_runs(read, "certificate.json")
+    assert run.pairs == pairs
 
 
 def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
@@ -112,18 +112,6 @@ def test_statistics_of_rows_are_released_only_where_their_owner_is_declared(tmp_
     assert privacy.verify_certificate(found).problems == ()
 
 
-def test_noise_of_a_seed_that_somebody_chose_has_none(tmp_path):
-    x, y = _data()
-    model = _model(noise_seed=42)
-    model.fit(x, y)
-    with pytest.raises(InputError, match="noise_seed was given.*subtract the noise"):
-        model.certificate("Three numbers from six.")
-    # A directory draws a seed of its own.
-    kept = _model(noise_seed=42)
-    kept.fit(x, y, directory=tmp_path / "private")
-    assert kept.certificate("Three numbers from six.")["accounting"]
-
-
 def test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_not_hold():
     model = _model(sensitivity_multiplier=2.0)
     model.fit(*_data())
@@ -156,7 +144,7 @@ def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path):
     model.fit(*_data(), directory=run)
     shutil.rmtree(run)
     # As rerunning a notebook's cell does.
-    model.compile(privacy.make_optimizer(model.plan, 0.1), loss="mean_squared_error")
+    model.compile(plans.optimizer(0.1, "adam"), loss="mean_squared_error")
     with pytest.raises(InputError, match="the same budget a second time"):
         model.fit(*_data(), directory=run)
     assert model.steps_executed == 4 and not run.exists()

@@ -12,12 +12,7 @@ import pytest
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import (
-    Diverged,
-    checkpoint,
-    make_optimizer,
-    train,
-)
+from tfdpsq.privacy import Diverged, checkpoint, train
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
 
 _STEPS = 6
@@ -45,7 +40,7 @@ class _Run:
         )
         self.model.build([None, 5])  # from random weights: they must be restored
         plan = _plan()
-        self.optimizer = make_optimizer(plan, 0.1, "adam")
+        self.optimizer = tf.keras.optimizers.Adam(0.1)
         self.rows, self.losses = [], []
 
         def take(rows):
@@ -80,7 +75,7 @@ class _Run:
         self.steps = int(tf.convert_to_tensor(self.optimizer.iterations))
 
     def bytes(self):
-        state = [*self.model.trainable_variables, *self.optimizer.state()]
+        state = [*self.model.trainable_variables, *self.optimizer.variables]
         return [v.numpy().tobytes() for v in state]
 
 
@@ -155,7 +150,7 @@ def _linear(layer, directory, before=None, rate=0.1, **options):
         _plan(),
         lambda batch: layer(before(batch["x"]))[:, 0],
         [layer.kernel],
-        options.pop("optimizer", None) or make_optimizer(_plan(), rate, "sgd"),
+        options.pop("optimizer", None) or plans.optimizer(rate),
         lambda at: {"x": _ROWS[at]},
         4,
         layers=[layer, *options.pop("layers", ())],
@@ -185,34 +180,28 @@ def test_weights_that_are_not_trained_must_be_as_they_were(tmp_path, in_a_layer)
     run()
     was = kernel.numpy()
     kernel.assign_add(1e-3 * np.eye(5))
-    with pytest.raises(ValueError, match="not trained are others"):
+    with pytest.raises(ValueError, match="frozen weights changed since"):
         run()
     assert _paid(tmp_path) == 1
     kernel.assign(was)
     run()
 
 
-@pytest.mark.parametrize("to, hooks_may_write", [(1, True), (9, False)])
-def test_iterations_that_a_hook_sets_are_refused(tmp_path, to, hooks_may_write):
+@pytest.mark.parametrize("to", [1, 9])
+def test_iterations_that_a_hook_sets_are_refused(tmp_path, to):
     """Loading weights from a TensorFlow checkpoint sets them, too."""
-    optimizer = make_optimizer(_plan(), 0.1, "sgd")
+    optimizer = plans.optimizer()
 
     def on_step(executed, loss):
         if executed == 3:
             optimizer.iterations.assign(to)
 
-    with pytest.raises(ValueError, match=f"iterations .* to {to} before step 3"):
-        _linear(
-            _layer(),
-            tmp_path,
-            optimizer=optimizer,
-            on_step=on_step,
-            hooks_may_write=hooks_may_write,
-        )
+    with pytest.raises(ValueError, match="iterations changed after step 3"):
+        _linear(_layer(), tmp_path, optimizer=optimizer, on_step=on_step)
     assert _paid(tmp_path) == 3
 
 
-def test_weights_that_a_hook_sets_reach_no_result_and_no_saved_state(tmp_path):
+def test_weights_that_a_hook_sets_reach_no_saved_state(tmp_path):
     """Whoever calls `train` again after the refusal goes on with the steps' own."""
     layer = _layer()
 
@@ -221,20 +210,19 @@ def test_weights_that_a_hook_sets_reach_no_result_and_no_saved_state(tmp_path):
         _linear(layer, directory, save_every=1, on_step=on_step)
         return layer.kernel.numpy()
 
-    run(tmp_path / "one", lambda step, loss: step == 1)
-    shutil.copytree(tmp_path / "one", tmp_path / "other")
-    with pytest.raises(ValueError, match="weights were changed between two steps"):
-        run(tmp_path / "one", lambda step, loss: layer.kernel.assign([[0]] * 5) is None)
-    seen = []
+    def at_once(step, loss):
+        layer.kernel.assign(tf.zeros([5, 1]))
 
     def at_the_end(step, loss):
-        seen.append(layer.kernel.numpy())
         if step == _STEPS:
-            layer.kernel.assign(seen[0])
+            layer.kernel.assign(tf.zeros([5, 1]))
 
-    clean = run(tmp_path / "other", at_the_end)
-    np.testing.assert_array_equal(clean, seen[-1])
-    assert np.abs(clean - seen[0]).max() > 1e-3
+    run(tmp_path / "one", lambda step, loss: step == 1)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    clean = run(tmp_path / "other", None)
+    for spoil in (at_once, at_the_end):
+        with pytest.raises(ValueError, match="a weight changed after step"):
+            run(tmp_path / "one", spoil)
     np.testing.assert_array_equal(run(tmp_path / "one", None), clean)
 
 
@@ -251,7 +239,7 @@ def test_weights_and_state_that_hooks_change_are_refused(tmp_path, hook):
             changed.assign(changed + 1.0)
         return False
 
-    with pytest.raises(ValueError, match="weights were changed between two steps"):
+    with pytest.raises(ValueError, match="a weight changed after step"):
         _linear(layer, tmp_path, state=[own], **{hook: changes})
     assert _paid(tmp_path) == (1 if hook == "before_call" else 2)
 

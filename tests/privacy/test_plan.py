@@ -126,7 +126,6 @@ def test_every_field_that_decides_what_runs_changes_the_fingerprint():
         dict(sensitivity_multiplier=2.0),
         dict(sensitivity_multiplier=2.0, clip_groups=3),
         dict(secure=True),
-        dict(clip_per_layer=True),
     ]
     # Of the largest batch, what counts is the one that runs.
     fields = {field.name for field in dataclasses.fields(PrivacySpec)}

@@ -294,12 +294,11 @@ def test_a_process_with_another_floating_point_is_refused(
     (tmp_path / "a file").write_text("--xla_x=1\n--xla_cpu_enable_fast_math=true\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(name, value)
-    weight = tf.Variable(1.0)
-    optimizer = privacy.make_optimizer(_one_step(), 0.1, "sgd", engine="vectorized")
+    weight, plan, optimizer = tf.Variable(1.0), _one_step(), plans.optimizer()
 
     def make():
         return privacy.make_logical_step(
-            lambda batch: weight * batch["x"], [weight], optimizer, 4
+            plan, lambda batch: weight * batch["x"], [weight], optimizer, 4
         )
 
     if not refused:
@@ -352,7 +351,7 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again(epsilon):
             plan,
             losses,
             layer.trainable_variables,
-            privacy.make_optimizer(plan, 1e-3, "sgd"),
+            plans.optimizer(1e-3),
             lambda at: {"x": np.ones([len(at), 3], np.float32)},
             4,
             layers=[layer],

@@ -11,12 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import (
-    PrivateModel,
-    make_optimizer,
-    read_ledger,
-    train,
-)
+from tfdpsq.privacy import PrivateModel, read_ledger, train
 from tfdpsq.validation import InputError
 
 _plan = functools.partial(
@@ -36,7 +31,7 @@ def _train(plan, take, **options):
             x = tf.cast(tf.stack([lengths] * 3, 1), tf.float32)
         return layer(x)[:, 0]
 
-    optimizer = make_optimizer(plan, 0.1, "sgd")
+    optimizer = plans.optimizer(0.1)
     return train(
         plan, losses, [layer.kernel], optimizer, take, 5, layers=[layer], **options
     )
@@ -86,8 +81,8 @@ def _squared(target, predicted):
 def _fitted(validation_data, **compiled):
     x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
-    private = PrivateModel(model, plan := _plan(), microbatch_size=5)
-    private.compile(make_optimizer(plan, 0.1, "sgd"), _squared, **compiled)
+    private = PrivateModel(model, _plan(), microbatch_size=5)
+    private.compile(plans.optimizer(0.1), _squared, **compiled)
     try:
         return private, private.fit(x, x.sum(1), validation_data=validation_data(x))
     except Exception as error:
@@ -113,9 +108,9 @@ def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
     y = np.arange(20) % 9
     y[7] = 471147114
     model = tf.keras.Sequential([tf.keras.layers.Dense(10, input_shape=(3,))])
-    private = PrivateModel(model, plan := _plan(), microbatch_size=5, strict=True)
+    private = PrivateModel(model, _plan(), microbatch_size=5, strict=True)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
-    private.compile(make_optimizer(plan, 0.1, "sgd"), loss=loss)
+    private.compile(plans.optimizer(0.1), loss=loss)
     with pytest.raises(InputError) as caught:
         private.fit(np.ones([20, 3], np.float32), y)
     out, err = capfd.readouterr()

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from helpers.dense_runs import squared, wide_run
+from helpers.dense_runs import batch_of_rows, check, dense, squared, wide_run
 
 from tfdpsq.privacy.randomness import noise
-from tfdpsq.privacy.replay import (
-    replayable,
-    require_draws_of_rows,
-    traced,
-)
+from tfdpsq.privacy.replay import _StatelessGenerator, replayable
 from tfdpsq.validation import InputError
 
 # No tensor: that would start TensorFlow before conftest.py can split the CPU.
@@ -90,8 +86,8 @@ def test_layers_deep_inside_count_and_get_their_own_generator_back():
         np.testing.assert_array_equal(one, model(tf.ones([50, 40]), training=True))
 
 
-def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
-    """Numbered from 2^32 on, of which XLA once kept nothing: all had one mask."""
+def test_microbatches_have_masks_of_their_own_under_xla():
+    """Of numbers from 2^32 on XLA once kept nothing: all had one mask."""
     layer = tf.keras.layers.Dropout(0.5)
 
     @tf.function(jit_compile=True)
@@ -99,14 +95,23 @@ def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
         with _open(layer, step=step, microbatch=microbatch):
             return layer(tf.ones([20, 20]), training=True)
 
-    places = [
-        (s, (unit << 32) + m) for s in (0, 1) for unit in range(4) for m in (0, 3)
-    ]
+    places = [(s, (m << 32) + n) for s in (0, 1) for m in range(4) for n in (0, 3)]
     found = [
         masks(tf.constant(step, tf.int64), tf.constant(at, tf.int64)).numpy()
         for step, at in places
     ]
     assert len({one.tobytes() for one in found}) == len(places)
+
+
+def test_whole_numbers_stay_below_their_bound(monkeypatch):
+    """Of the highest random word as of the lowest, for a bound that is an index."""
+    for word, expected in ((0, 3), ((1 << 32) - 1, 9)):
+        monkeypatch.setattr(
+            noise, "integers", lambda shape, *_, w=word: tf.fill(shape, np.uint32(w))
+        )
+        generator = _StatelessGenerator(lambda: tf.zeros([3], tf.int64), "a", None)
+        found = generator.random_uniform([5, 2], 3, 10, tf.int32)
+        assert set(found.numpy().ravel()) == {expected}
 
 
 def _generator():
@@ -182,26 +187,12 @@ def _seeded(generator, shape):
     return tf.random.stateless_uniform(shape, generator.make_seed_for_stateless_op())
 
 
-@pytest.mark.parametrize(
-    "made, message",
-    [
-        (lambda g, n: tf.reduce_mean(g.random_uniform([n, 1])), "move the loss"),
-        (lambda g, n: tf.sort(g.truncated_normal([n, 1]), axis=0), "move the loss"),
-        (lambda g, n: _seeded(g, [n, 1])[::-1], "move the loss"),
-        (
-            lambda g, n: tf.cast(g.make_seed_for_stateless_op()[0] % 9, tf.float32),
-            "a seed as a number",
-        ),
-        (
-            lambda g, n: (
-                g.random_normal([n, 1]) * tf.random.stateless_uniform([n, 1], [1, 2])
-            ),
-            "from a seed of its own",
-        ),
-    ],
-)
-def test_numbers_of_a_row_that_others_use_are_refused(made, message):
-    with pytest.raises(InputError, match=message):
+def test_numbers_from_a_seed_of_the_losses_own_are_refused():
+    def made(generator, rows):
+        own = tf.random.stateless_uniform([rows, 1], [1, 2])
+        return generator.random_normal([rows, 1]) * own
+
+    with pytest.raises(InputError, match="from a seed of its own"):
         wide_run(squared, [_Drawing(made)], "dpkeras")
 
 
@@ -212,6 +203,21 @@ def test_numbers_that_every_row_uses_alone_are_taken():
         return tf.reduce_mean(drawn, 1) + generator.random_normal([rows, 1]) + own
 
     wide_run(squared, [_Drawing(made), tf.keras.layers.Dropout(0.2)])
+
+
+@pytest.mark.parametrize(
+    "made, pinned",
+    [
+        (lambda g, n: g.random_uniform([n, 1]), False),
+        (lambda g, n: _seeded(g, [n, 1]), True),
+    ],
+)
+def test_a_layer_that_draws_from_a_seed_alone_pins_the_microbatch(made, pinned):
+    model, rows = dense(_Drawing(made)), batch_of_rows(40)
+    del rows["weights"]
+    weights = model.trainable_variables
+    *_, by_microbatch = check(squared(model), rows, weights, [model])
+    assert by_microbatch == pinned
 
 
 class _OfPairs(tf.keras.layers.Layer):
@@ -245,15 +251,18 @@ _LAYERS = tf.keras.layers
     ],
 )
 def test_keras_layers_pass_if_every_row_has_its_own_draw(layers, shared):
-    model = tf.keras.Sequential([tf.keras.Input((4, 4, 1)), *layers, _LAYERS.Flatten()])
-    batch = {"x": np.ones([3, 4, 4, 1], np.float32), "weights": np.ones(3, np.float32)}
+    ends = [_LAYERS.Flatten(), _LAYERS.Dense(2)]
+    model = tf.keras.Sequential([tf.keras.Input((4, 4, 1)), *layers, *ends])
+    x = np.random.default_rng(0).normal(size=[40, 4, 4, 1]).astype(np.float32)
 
     def losses(found):
-        return tf.reduce_sum(model(found["x"], training=True), axis=1)
+        return tf.reduce_sum(model(found["x"], training=True) ** 2, axis=1)
 
-    assert traced(losses, batch, [model]).draws
+    def run():
+        check(losses, {"x": x}, model.trainable_variables, [model])
+
     if shared:
-        with pytest.raises(InputError, match="not every row can"):
-            require_draws_of_rows(losses, batch, [model], 1)
+        with pytest.raises(InputError, match="not every row has its own"):
+            run()
     else:
-        require_draws_of_rows(losses, batch, [model], 1)
+        run()

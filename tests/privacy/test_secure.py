@@ -21,14 +21,11 @@ import scipy.stats
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import (
-    checkpoint,
-    make_optimizer,
-    train,
-)
+from tfdpsq.privacy import RunKey, checkpoint, train
 from tfdpsq.privacy.randomness import grid
 from tfdpsq.privacy.randomness.sampling import PoissonSampler, fresh_seed
 from tfdpsq.privacy.randomness.secure import PURPOSES, SecureSource, SecureStream
+from tfdpsq.privacy.step import privatized
 from tfdpsq.validation import InputError
 
 _ACCEPTED, _REJECTED = 1e-4, 1e-9
@@ -82,9 +79,8 @@ def test_subkeys_are_derived_by_rfc_5869():
 
 def test_tensorflow_is_given_seeds_of_subkeys_of_their_own(monkeypatch):
     """Words of dropout are in graphs and profiles, and the global seed in state."""
-    noise_seed, sampler_seed, given = (3 << 250) + 11, (5 << 249) + 7, []
+    seed, given = (3 << 250) + 11, []
     plan = _plan(num_units=20, batch_size=10, steps=1)
-    optimizer = make_optimizer(plan, 0.1, "sgd", noise_seed=noise_seed)
     layer = tf.keras.layers.Dense(1, use_bias=False)
     layer.build([None, 3])
     monkeypatch.setattr(tf.random, "set_seed", given.append)
@@ -92,18 +88,18 @@ def test_tensorflow_is_given_seeds_of_subkeys_of_their_own(monkeypatch):
         plan,
         lambda batch: layer(batch["x"])[:, 0],
         [layer.kernel],
-        optimizer,
+        plans.optimizer(),
         lambda at: {"x": np.ones([len(at), 3], np.float32)},
         10,
         layers=[layer],
-        sampler_seed=sampler_seed,
+        seed=seed,
     )
     low = (1 << 63) - 1
     half, other = (
         int.from_bytes(_subkey(seed, purpose)[:16], "big")
-        for seed, purpose in ((noise_seed, "dropout"), (sampler_seed, "global"))
+        for purpose in ("dropout", "global")
     )
-    dropout = [int(word) for word in optimizer.step_keys(0).dropout]
+    dropout = [int(word) for word in RunKey(plan, seed).step_keys(0).dropout]
     assert dropout == [half & low, half >> 63 & low]
     assert given == [other & low]
 
@@ -135,11 +131,11 @@ def test_fresh_keys_have_256_bits_and_are_kept_like_other_seeds(tmp_path):
     seeds = [fresh_seed(secure=True) for _ in range(50)]
     assert len(set(seeds)) == 50 and max(seeds).bit_length() > 248
     (tmp_path / checkpoint.STATE).mkdir()
-    made = checkpoint.open_secrets(tmp_path, 0, {}, secure=True)
-    assert max(made.noise_seed, made.sampler_seed).bit_length() > 240
+    made = checkpoint.open_secrets(tmp_path, "a run", 0, {}, secure=True)
+    assert made.seed.bit_length() > 240
     path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
     assert path.stat().st_mode & 0o777 == 0o600
-    assert checkpoint.open_secrets(tmp_path, 3, {}, secure=True) == made
+    assert checkpoint.open_secrets(tmp_path, "a run", 3, {}, secure=True) == made
 
 
 # -- Exact draws ----------------------------------------------------------------------
@@ -347,20 +343,24 @@ def test_the_noised_sum_is_the_rounded_one_plus_the_noise_exactly():
 @pytest.mark.parametrize("jit", [False, True])
 def test_what_training_adds_is_on_the_grid(jit):
     plan = _plan(batch_size=64, num_units=6400)  # by 64, a float is divided exactly
-    optimizer = make_optimizer(plan, 0.1, "sgd", noise_seed=5)
+    key = RunKey(plan, 5)
     variables = [tf.Variable(tf.zeros([30, 20])), tf.Variable(tf.zeros([30, 20]))]
     random = np.random.default_rng(1)
     sums = [tf.constant(random.normal(size=[30, 20]), tf.float32) for _ in variables]
-    noise = [tf.constant(one) for one in optimizer.secure_noise(0, variables)]
-    run = tf.function(optimizer.privatize, jit_compile=jit)
+    noise = [tf.constant(one) for one in key.secure_noise(0, variables)]
+
+    @tf.function(jit_compile=jit)
+    def run(sums, noise):
+        return privatized(plan, sums, noise, key.step_keys(0))
+
     found = [64.0 * np.float64(one) / plan.grid_step for one in run(sums, noise)]
     for one, value, integers in zip(found, sums, noise):
         np.testing.assert_array_equal(one, np.rint(one))
         exact = np.float64(value) + np.float64(integers) * plan.grid_step
         np.testing.assert_allclose(one * plan.grid_step, exact, rtol=1e-6)
     # Variables of one shape, and steps, have noise of their own.
-    again = optimizer.secure_noise(0, variables)
-    other = optimizer.secure_noise(1, variables)
+    again = key.secure_noise(0, variables)
+    other = key.secure_noise(1, variables)
     np.testing.assert_array_equal(noise[0], again[0])
     vectors = [np.ravel(one).astype(float) for one in (*noise, *other)]
     for one, two in itertools.combinations(vectors, 2):
@@ -390,11 +390,11 @@ def test_neighbours_on_the_grid_are_no_further_apart_than_stated():
 
 
 def test_step_without_noise_is_refused():
-    optimizer = make_optimizer(_plan(), 0.1, "sgd")
+    plan = _plan()
     with pytest.raises(InputError, match="noise for 0 of 1 variables"):
-        optimizer.privatize([tf.zeros([3])])
+        privatized(plan, [tf.zeros([3])], [], RunKey(plan).step_keys(0))
     for other in (_plan(secure=False), _plan(epsilon=math.inf)):
-        assert make_optimizer(other, 0.1, "sgd").secure_noise(0, [tf.zeros(1)]) == []
+        assert RunKey(other).secure_noise(0, [tf.zeros(1)]) == []
 
 
 def test_more_weights_than_the_rounding_is_derived_for_are_refused():
@@ -422,6 +422,6 @@ def test_bad_settings_are_refused(changes, message):
 def test_a_missing_library_is_named_before_anything_is_spent(monkeypatch):
     plan = _plan()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
-    for begin in (lambda: make_optimizer(plan, 0.1), plan.sampler):
+    for begin in (lambda: RunKey(plan), plan.sampler):
         with pytest.raises(InputError, match=r"pip install 'tfdpsq\[secure\]'"):
             begin()

@@ -8,7 +8,6 @@ steps each of P coordinates is a sum of T independent N(0, (σΔ·lr/B)²):
 tensorflow-privacy alone gives √replicas and √microbatches times that.
 """
 
-import copy
 import functools
 import itertools
 import math
@@ -19,12 +18,8 @@ import scipy.stats
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import make_logical_step, make_optimizer, train
-from tfdpsq.privacy.optimizers import ENGINES
-from tfdpsq.privacy.randomness.noise import (
-    SeededGaussianSumQuery,
-    derived_seed,
-)
+from tfdpsq.privacy import ENGINES, RunKey, make_logical_step, train
+from tfdpsq.privacy.randomness.noise import as_words, derived_seed, noised
 
 _RATE = 0.3
 _WRONG = (2 / 3, 3 / 2, math.sqrt(2), 1 / math.sqrt(2), 2, 1 / 2)
@@ -96,21 +91,20 @@ def trained(strategy_of):
         key = (replicas, microbatches, seed, engine, *sorted(changes.items()))
         if key not in seen or seed is None:
             plan = _plan(**changes)
-            # Only the other engines take rows that depend on each other.
-            coupled = plan.spec.sensitivity_multiplier > 1 and engine != "fast"
             strategy, weights = strategy_of(replicas), []
             with strategy.scope():
                 still = _Still()
-                optimizer = make_optimizer(plan, _RATE, "sgd", engine, seed)
+                optimizer = plans.optimizer(_RATE)
                 train(
                     plan,
                     still.per_example_losses,
                     still.variables,
                     optimizer,
                     lambda rows: {"x": np.ones((len(rows), 60), np.float32)},
-                    None if coupled else 32 // (replicas * microbatches),
+                    32 // (replicas * microbatches),
                     layers=still.layers,
-                    sampler_seed=0,  # as where steps without anybody are counted
+                    engine=engine,
+                    seed=seed,
                     on_step=lambda *_: weights.append(still.copies(strategy)),
                 )
                 assert (
@@ -192,15 +186,17 @@ def _one_step(engine, replicas, microbatches, strategy_of, jit=False):
     with strategy.scope():
         still = _Still()
         step = make_logical_step(
+            plan,
             still.per_example_losses,
             still.variables,
-            optimizer := make_optimizer(plan, _RATE, "sgd", engine, 11),
-            8,
+            optimizer := plans.optimizer(_RATE),
+            1 if engine == "rowwise" else 8,
             layers=still.layers,
+            engine=engine,
         )
     rows = 8 * microbatches
     batch = {"x": tf.zeros([rows, 60]), "weights": tf.ones([rows])}
-    arguments = (batch, tf.constant(rows))
+    arguments = (batch, tf.constant(rows), [], RunKey(plan, 11).step_keys(0))
 
     @tf.function(jit_compile=jit)
     def run(*arguments):
@@ -233,7 +229,8 @@ def test_empty_batches_step_with_the_stated_noise(trained):
     """Were they left out, how far the weights moved would show who was drawn."""
     plan, weights = trained(num_units=32, batch_size=1, steps=8, seed=3)
     noise = _noise(weights)
-    counts = {plan.sampler(seed=0).draw(step).count for step in range(8)}
+    sampler = plan.sampler(None, RunKey(plan, 3).sampler)
+    counts = {sampler.draw(step).count for step in range(8)}
     assert 0 in counts  # one in three steps is empty
     assert len(noise) == 8
     for step in noise:
@@ -243,12 +240,11 @@ def test_empty_batches_step_with_the_stated_noise(trained):
 @pytest.mark.parametrize("jit", [False, True])
 def test_every_bit_of_the_noise_seed_counts_compiled_or_not(jit):
     """XLA kept 32 bits of each word, and stateless_fold_in left 32 of a whole key."""
-    query = SeededGaussianSumQuery(1.0, 1.0)
 
     @tf.function(jit_compile=jit)
     def noise(seed):
         zeros, step = [tf.zeros([256])], tf.constant(1, tf.int64)
-        return query.noised(zeros, seed, step)[0]
+        return noised(zeros, 1.0, seed, step)[0]
 
     def drawn(words):
         return noise(tf.constant(np.reshape(words, [2, 2]), tf.int64)).numpy()
@@ -262,30 +258,29 @@ def test_every_bit_of_the_noise_seed_counts_compiled_or_not(jit):
             assert np.abs(drawn(other) - before).max() > 0.5, (place, bit)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_the_two_draws_of_a_noise_are_independent_normals(jit):
-    query = SeededGaussianSumQuery(1.0, 2.0)
+_WITH_ONE_IN_COMMON = [[[11, 12], [15, 16]], [[17, 18], [13, 14]]]
 
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_two_draws_of_a_noise_make_independent_normals(jit):
     @tf.function(jit_compile=jit)
     def noise(seed):
         zeros, step = [tf.zeros([40_000])] * 2, tf.constant(1, tf.int64)
-        return query.noised(zeros, seed, step)
+        return noised(zeros, 2.0, seed, step)
 
     both = noise(tf.constant([[11, 12], [13, 14]], tf.int64))
     found = np.stack(both).astype(np.float64) / 2
     assert scipy.stats.kstest(found.ravel(), "norm").pvalue > 1e-4
     for wrong in (2 / 3, 1 / math.sqrt(2), math.sqrt(2), 3 / 2):
         assert scipy.stats.kstest(found.ravel() * wrong, "norm").pvalue < 1e-9
-    assert abs(np.corrcoef(found)[0, 1]) < 4.5 / math.sqrt(40_000)
-    # With one draw counted twice the law is the same; with a common key it is not.
-    alone = noise(tf.constant([[11, 12], [11, 12]], tf.int64))[0].numpy() / 2
-    assert np.std(alone) == pytest.approx(math.sqrt(2), rel=0.03)
+    # Neither draw alone tells anything of the noise.
+    others = [noise(tf.constant(s, tf.int64)) for s in _WITH_ONE_IN_COMMON]
+    _assert_uncorrelated([*found, *np.concatenate(others)])
 
 
 def test_variables_of_one_shape_have_independent_noise():
-    query = SeededGaussianSumQuery(1.0, 1.0)
     seed, step = tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant(1, tf.int64)
-    found = query.noised([tf.zeros([2])] * 700, seed, step)
+    found = noised([tf.zeros([2])] * 700, 1.0, seed, step)
     assert len({value for noise in found for value in noise.numpy().tolist()}) == 1400
 
 
@@ -294,24 +289,26 @@ def test_noise_of_float64_sums_has_all_their_digits():
 
     A normal number of float32 is a multiple of 2^-40, but for one in a million.
     """
-    query = SeededGaussianSumQuery(1.0, math.sqrt(2))  # two draws of deviation 1
     seed, step = tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant(1, tf.int64)
     for dtype, share in ((tf.float32, 1.0), (tf.float64, 0.0)):
-        (found,) = query.noised([tf.zeros([1000], dtype)], seed, step)
+        (found,) = noised([tf.zeros([1000], dtype)], 1.0, seed, step)
         steps = found.numpy().astype(np.float64) * 2.0**40
         assert found.dtype == dtype
+        assert np.std(found) == pytest.approx(1, abs=0.1)
         assert np.mean(steps == np.round(steps)) == pytest.approx(share, abs=0.02)
 
 
-def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
-    optimizer = make_optimizer(_plan(), _RATE, "sgd", noise_seed=(5 << 100) + 3)
-    own = tuple(optimizer.dropout_seed.numpy().tolist())
+def test_no_key_of_a_run_tells_anything_of_another():
+    key = RunKey(_plan(), (5 << 100) + 3)
+    of_step = key.step_keys(0)
+    own = tuple(of_step.dropout.numpy().tolist())
     seeds = {derived_seed(seed, "dropout") for seed in range(100)}
     assert len(seeds) == 100 and all(seed >= 0 for seed in seeds)
     assert not set(own) & {3, 5 << 37, (5 << 100) + 3}
-    # No draw of dropout and no draw of noise have a key in common.
-    keys = {tuple(words) for words in optimizer.step_keys(0).noise.numpy().tolist()}
-    assert own not in keys and len(keys) == 2
+    # Dropout, the two draws of noise, samples and the process have keys of their own.
+    keys = {own, *(tuple(words) for words in of_step.noise.numpy().tolist())}
+    keys |= {as_words(key.sampler), as_words(key.process)}
+    assert len(keys) == 5 and len({first for first, _ in keys}) == 5
 
 
 @pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -322,42 +319,27 @@ def test_no_key_is_in_a_dump_of_the_graph(tmp_path, secure):
         [tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(2)]
     )
     model.build([None, 3])
-    optimizer = make_optimizer(plan, _RATE, "sgd", "vectorized")
+    seed = 0x2545F4914F6CDD1D9E3779B97F4A7C15
     tf.summary.trace_on(graph=True)
     train(
         plan,
         lambda batch: tf.reduce_sum(model(batch["x"], training=True), 1),
         model.trainable_variables,
-        optimizer,
+        plans.optimizer(_RATE),
         lambda rows: {"x": np.ones([len(rows), 3], np.float32)},
         32,
         layers=[model],
+        engine="vectorized",
+        seed=seed,
     )
     with tf.summary.create_file_writer(str(tmp_path)).as_default():
         tf.summary.trace_export("step", 0)
     (dump,) = (path.read_bytes() for path in tmp_path.iterdir())
     assert b"StatelessRandom" in dump
-    keys = optimizer.step_keys(0)
+    keys = RunKey(plan, seed).step_keys(0)
     words = [*keys.noise.numpy().ravel(), *keys.dropout.numpy()]
     assert len(words) == (2 if secure else 6)
     assert not any(int(word).to_bytes(8, "little") in dump for word in words)
-
-
-def test_copied_optimizer_has_noise_of_its_own():
-    """Else the difference of two runs' weights would have no noise at all."""
-    optimizer, seen = make_optimizer(_plan(steps=1), _RATE, "sgd", "vectorized"), []
-    for own in (copy.deepcopy(optimizer), optimizer):
-        w = tf.Variable(tf.zeros([4]))
-        train(
-            own.plan,
-            lambda batch, w=w: 0 * tf.linalg.matvec(batch["x"], w),
-            [w],
-            own,
-            lambda rows: {"x": np.ones([len(rows), 4], np.float32)},
-            32,
-        )
-        seen.append(w.numpy())
-    assert seen[0].all() and not np.any(seen[0] == seen[1])
 
 
 def test_every_step_has_dropout_of_its_own():
@@ -373,7 +355,7 @@ def test_every_step_has_dropout_of_its_own():
         plan,
         lambda batch: dense(dropout(batch["x"], training=True))[:, 0],
         [dense.kernel],
-        make_optimizer(plan, 0.0, "sgd"),
+        plans.optimizer(0.0),
         lambda rows: {"x": np.ones([len(rows), 64], np.float32)},
         32,
         layers=[dropout, dense],

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import plans
 
 from tfdpsq.layers.seeded_dropout import SeededDropout
-from tfdpsq.privacy import Groups, make_optimizer, read_ledger, train
+from tfdpsq.privacy import Groups, optimizers, read_ledger, train
 from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.randomness.sampling import Draw
 from tfdpsq.validation import InputError
@@ -21,12 +21,11 @@ def _run(plan, per_example_losses, optimizer=None, take=None, **options):
     layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     layer.build([None, 3])
     data = np.arange(1, 13, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
-    optimizer = optimizer or make_optimizer(plan, 0.1, "sgd", noise_seed=1)
     executed = train(
         plan,
         lambda batch: per_example_losses(batch, layer),
         [layer.kernel],
-        optimizer,
+        optimizer or tf.keras.optimizers.SGD(0.1),
         take or (lambda rows: {"x": data[rows]}),
         options.pop("microbatch_size", 4),
         layers=[layer],
@@ -39,14 +38,14 @@ def _linear(batch, layer):
     return layer(batch["x"])[:, 0]
 
 
-def test_the_seeds_replay_a_run_of_every_planned_step():
+def test_the_seed_replays_a_run_of_every_planned_step():
     seen = []
     executed, weight = _run(
-        _plan(), _linear, sampler_seed=5, on_step=lambda step, loss: seen.append(step)
+        _plan(), _linear, seed=5, on_step=lambda step, loss: seen.append(step)
     )
     assert executed == 4 and seen == [1, 2, 3, 4]
     assert np.abs(weight).min() > 0
-    again, other = (_run(_plan(), _linear, sampler_seed=n)[1] for n in (5, 6))
+    again, other = (_run(_plan(), _linear, seed=n)[1] for n in (5, 6))
     np.testing.assert_array_equal(weight, again)
     assert not np.array_equal(weight, other)
 
@@ -84,11 +83,10 @@ def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
             plan,
             lambda batch: model(batch["x"], training=True)[:, 0],
             model.trainable_variables,
-            make_optimizer(plan, 0.0, "sgd"),
+            tf.keras.optimizers.SGD(0.0),
             lambda rows: {"x": data[rows]},
             12,
             layers=[model],
-            sampler_seed=5,
             on_step=lambda step, loss: seen.append(loss),
         )
     assert seen[0] != pytest.approx(seen[1], rel=1e-4)
@@ -105,25 +103,27 @@ def test_a_loss_may_ask_tensors_in_pythons_words():
             losses = losses + 1.0
         return losses
 
-    # A loss that reads what else is there: told to the plan, not tried out.
+    # Without a guarantee a loss may read what else is there.
     plan = _plan(epsilon=math.inf)
-    options = dict(sampler_seed=5, microbatch_size=None)
+    options = dict(seed=5, microbatch_size=12)
     _, found = _run(plan, losses, **options)
     _, expected = _run(plan, lambda *given: 2.0 * _linear(*given), **options)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert np.abs(found).min() > 0
 
 
-def test_what_does_not_fit_a_run_is_refused():
-    plan = _plan()
-    optimizer = make_optimizer(plan, 0.1, "sgd")
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+def test_what_does_not_fit_a_run_is_refused(epsilon):
+    plan = _plan(epsilon=epsilon)
+    optimizer = tf.keras.optimizers.SGD(0.1)
     _run(plan, _linear, optimizer)
-    with pytest.raises(ValueError, match="has taken steps before"):
+    with pytest.raises(InputError, match="has taken steps before"):
         _run(plan, _linear, optimizer)
-    with pytest.raises(ValueError, match="made for another plan"):
-        _run(plan, _linear, make_optimizer(_plan(epsilon=8.0), 0.1, "sgd"))
-    with pytest.raises(ValueError, match="take returned 2 rows of 'x' for"):
-        _run(plan, _linear, take=lambda rows: {"x": np.ones((2, 3), np.float32)})
+    two = {"x": np.ones((2, 3), np.float32)}
+    with pytest.raises(InputError, match=r"take returned 'x' with shape \(2, 3\)"):
+        _run(plan, _linear, take=lambda rows: two)
+    with pytest.raises(InputError, match="a directory, which keeps a secret one"):
+        _run(plan, _linear, seed=1, directory="run", data_fingerprint="rows")
 
 
 def test_a_loss_reads_no_private_number_of_rows():
@@ -144,7 +144,7 @@ def test_a_loss_reads_no_private_number_of_rows():
     _run(
         plan,
         losses,
-        microbatch_size=None,
+        microbatch_size=12,
         before_call=lambda steps: tried or tried.append(len(sizes)),
     )
     assert set(sizes[tried[0] :]) == {12}
@@ -154,7 +154,7 @@ def test_a_loss_reads_no_private_number_of_rows():
 def test_a_microbatch_larger_than_any_draw_is_all_of_it():
     """However large: no padding to its size, and the same weights."""
     runs = [
-        _run(_plan(), _linear, sampler_seed=5, microbatch_size=size)[1]
+        _run(_plan(), _linear, seed=5, microbatch_size=size)[1]
         for size in (4, _plan().max_rows, 10**15)
     ]
     np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
@@ -200,7 +200,7 @@ def test_state_set_before_a_step_is_restored_after_a_resume(tmp_path):
             plan,
             lambda batch: tf.square(layer(batch["x"]))[:, 0] + memory,
             layer.trainable_variables,
-            make_optimizer(plan, 0.1, "sgd"),
+            tf.keras.optimizers.SGD(0.1),
             lambda rows: {"x": x[rows]},
             4,
             layers=[layer],
@@ -242,13 +242,14 @@ def _kept(directory, fails=lambda rows: False, microbatch=4, spec=(), **options)
         zero = tf.numpy_function(memory, [tf.shape(batch["x"])[0]], tf.float32)
         return layer(batch["x"])[:, 0] ** 2 + tf.ensure_shape(zero, [])
 
-    optimizer = make_optimizer(plan, 0.1, "adam")
+    optimizer = tf.keras.optimizers.Adam(0.1)
 
     def unmoved(steps):
         if steps.start == 0:
             assert int(optimizer.iterations) == 0
             np.testing.assert_array_equal(layer.kernel, np.ones([3, 1]))
-            assert not any(np.any(slot) for slot in optimizer.state())
+            slots = optimizers.build(optimizer, [layer.kernel])
+            assert not any(np.any(slot) for slot in slots[1:] if slot.shape.rank)
 
     train(
         plan,

@@ -12,7 +12,6 @@ from tfdpsq.layers import train_only
 from tfdpsq.privacy import fast
 from tfdpsq.retriever import (
     GroupLosses,
-    LogitTerms,
     NaiveLosses,
     PublicNegatives,
     encode_pairs,
@@ -85,13 +84,10 @@ def test_settings_without_a_derived_bound_are_refused(make_model, make_rows, tok
     both = make_model(bidirectional=True)
     for make in (
         lambda model: NaiveLosses(model, 2),
-        LogitTerms,
         lambda model: PublicNegatives(model, corpus, 2, seed=0),
     ):
         with pytest.raises(InputError, match="bidirectional is True, but"):
             make(both)
-    with pytest.raises(InputError, match="learned_scale is True, but logit_dp"):
-        LogitTerms(make_model(learned_scale=True))
 
 
 @pytest.mark.parametrize(

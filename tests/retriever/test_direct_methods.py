@@ -10,14 +10,11 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.layers import MaskedMeanPooling, Scale, T5Config
-from tfdpsq.privacy import Coupled, Terms, coupled, fast
-from tfdpsq.privacy.terms import sum_of_parts
+from tfdpsq.privacy import Coupled, coupled, fast
 from tfdpsq.retriever import (
     GroupLosses,
-    LogitTerms,
     NaiveLosses,
     PublicNegatives,
-    logit_dp_sensitivity_multiplier,
     microbatch_sensitivity_multiplier,
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
@@ -57,7 +54,7 @@ class _Linear(retriever.TwoTower):
 class _Method:
     """A method's clipped sum over batches of n pairs, as the engine makes it."""
 
-    def __init__(self, name, n, scale, capacity=None, scores=None):
+    def __init__(self, name, n, scale, capacity=None):
         self.n, self.model = n, _Linear(2 * n + _NEGATIVES + _HARD * n, scale)
         self.loss, together = None, 1
         if name == "naive":
@@ -65,10 +62,6 @@ class _Method:
         elif name == "microbatch":
             together = capacity or n
             self.loss = GroupLosses(self.model, together)
-        elif name == "logit_dp":
-            terms = LogitTerms(self.model, scores)
-            self.loss = lambda batch: Terms(*terms(batch))
-            self.loss.layers = terms.layers
         else:
             ids = np.arange(2 * n, 2 * n + _NEGATIVES, dtype=np.int32)[:, None]
             corpus = {
@@ -99,22 +92,14 @@ class _Method:
                 found = Coupled(*self.loss(batch))
                 return coupled.clipped_sum(found, [self.model.matrix], _C, weights)[0]
 
-            def sums(losses, weights=weights):
-                return fast.clipped_sum(
-                    losses,
-                    self.loss.layers,
-                    [self.model.matrix],
-                    _C,
-                    weights=weights,
-                    rows_per_unit=together,
-                ).sums
-
-            if scores is not None and n * n > scores:
-                zeros = [tf.zeros([_WIDTH, _WIDTH])]
-                return sum_of_parts(
-                    self.loss(batch), lambda part: sums(part, None), zeros
-                )[0]
-            return sums(lambda: self.loss(batch))[0]
+            return fast.clipped_sum(
+                lambda: self.loss(batch),
+                self.loss.layers,
+                [self.model.matrix],
+                _C,
+                weights=weights,
+                rows_per_unit=together,
+            ).sums[0]
 
         self._sum = clipped_sum
 
@@ -130,11 +115,10 @@ class _Method:
         return self._sum(tf.constant(present, tf.float32)).numpy().astype(np.float64)
 
 
-def _bound(name, n, scale):
+def _bound(name, n):
     return {
         "naive": lambda: naive_sensitivity_multiplier(n),
         "microbatch": microbatch_sensitivity_multiplier,
-        "logit_dp": lambda: logit_dp_sensitivity_multiplier(n, scale),
         "public_negatives": public_negatives_sensitivity_multiplier,
         "own_negatives": public_negatives_sensitivity_multiplier,
     }[name]()
@@ -186,9 +170,7 @@ def _taking_over(n, draw):
 
 def _search(name, n, scale, trials, seed=0):
     """The furthest that the sum moved: (one pair less or more, one replaced)."""
-    # A part of the scores at a time, and of 64 rows' all at once.
-    scores = 20 if name == "logit_dp" and n < 64 else None
-    method, draw = _Method(name, n, scale, scores=scores), np.random.default_rng(seed)
+    method, draw = _Method(name, n, scale), np.random.default_rng(seed)
     worst = np.zeros(2)
     for trial in range(trials):
         queries, documents = _candidate(n, trial, draw)
@@ -214,20 +196,17 @@ def _search(name, n, scale, trials, seed=0):
 
 @pytest.mark.parametrize("n", [2, 8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name, scale, close",
+    "name, close",
     [
-        ("naive", 20.0, 0.0),
-        ("microbatch", 20.0, 0.8),
-        ("logit_dp", 1.0, 0.8),
-        ("public_negatives", 20.0, 0.8),
-        ("own_negatives", 20.0, 0.8),
+        ("naive", 0.0),
+        ("microbatch", 0.8),
+        ("public_negatives", 0.8),
+        ("own_negatives", 0.8),
     ],
 )
-def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(
-    name, scale, close, n
-):
-    added, replaced = _search(name, n, scale, trials=60)
-    bound = _bound(name, n, scale)
+def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(name, close, n):
+    added, replaced = _search(name, n, 20.0, trials=60)
+    bound = _bound(name, n)
     rounding = 1 + 1e-4
     assert added <= bound * rounding
     # A pair replaced is one less, then one more.
@@ -252,34 +231,6 @@ def test_group_gradients_are_independent(make_rows, tokenizer, model):
     for part in (first, second):
         norm = np.linalg.norm(method(queries, documents, part))
         assert norm == pytest.approx(_C, rel=1e-4)
-
-
-@pytest.mark.parametrize("n, real, scores", [(4, 3, None), (7, 6, 20)])
-def test_the_logit_dp_sum_is_that_of_a_plain_loop(n, real, scores):
-    """All scores at once, or in parts."""
-    scale = 2.0
-    method = _Method("logit_dp", n, scale, scores=scores)
-    queries, documents = np.random.default_rng(3).normal(size=(2, n, _WIDTH))
-    present = np.zeros(n)
-    present[:real] = 1
-    found = method(queries, documents, present)
-    matrix = tf.Variable(np.eye(_WIDTH))
-    expected = np.zeros([_WIDTH, _WIDTH])
-    scores, gradients = np.zeros([real, real]), np.zeros([real, real, _WIDTH, _WIDTH])
-    for i in range(real):
-        for j in range(real):
-            with tf.GradientTape() as tape:
-                q = tf.math.l2_normalize(tf.constant(queries[i][None]) @ matrix)
-                d = tf.math.l2_normalize(tf.constant(documents[j][None]) @ matrix)
-                score = scale * tf.reduce_sum(q * d)
-            gradient = tape.gradient(score, matrix).numpy()
-            scores[i, j] = float(score)
-            gradients[i, j] = gradient * min(1, _C / np.linalg.norm(gradient))
-    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    for i in range(real):
-        for j in range(real):
-            expected += (shares[i, j] - (i == j)) * gradients[i, j]
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
 
 
 def test_the_naive_sum_is_that_of_the_jacobian():

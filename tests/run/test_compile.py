@@ -115,15 +115,19 @@ _plan = functools.partial(
 )
 def test_private_step_of_the_generator_compiles(optimizer, epsilon, engine, dtype):
     model = T5QueryGenerator(T5Config(**_T5, dropout=0.1), dtype)
+    plan = _plan(epsilon=epsilon)
     step = make_logical_step(
+        plan,
         lambda batch: model.per_example_losses(batch, training=True),
         model.trainable_variables,
-        privacy.make_optimizer(_plan(epsilon=epsilon), 0.1, optimizer, engine),
+        plans.optimizer(0.1, optimizer),
         4,
-        layers=[model],
+        [model],
+        engine,
     )
     batch = _batch(8, {"document": 7, "query": 5})
-    assert refusals(step, batch, tf.constant(5), norms=True) == []
+    keys = privacy.RunKey(plan, 3).step_keys(0)
+    assert refusals(step, batch, tf.constant(5), [], keys, norms=True) == []
 
 
 def _two_tower(dtype="float32"):
@@ -173,17 +177,17 @@ def test_direct_private_step_of_the_retriever_compiles(method):
         losses.refresh(0)
         rows = 4
     step = make_logical_step(
+        plan,
         loss,
         model.trainable_variables,
-        privacy.make_optimizer(plan, 0.1, "adam"),
+        plans.optimizer(0.1, "adam"),
         rows,
-        layers=losses.layers,
-        rows_are_independent=method in ("public_negatives", "microbatch"),
-        copies_are_separate=True,
+        losses.layers,
         coupled=method == "naive",
     )
     rows = tf.constant(len(batch["weights"]))
-    assert refusals(step, batch, rows, norms=True) == []
+    keys = privacy.RunKey(plan, 3).step_keys(0)
+    assert refusals(step, batch, rows, [], keys, norms=True) == []
 
 
 @pytest.mark.slow

@@ -14,12 +14,7 @@ from helpers import tiny
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
-from tfdpsq.privacy.proof.certified import plan_of
-from tfdpsq.run import (
-    finetune,
-    histogram,
-    synthesize,
-)
+from tfdpsq.run import finetune, histogram, synthesize
 from tfdpsq.run.core import layout, pipeline_checks, pipeline_data
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import document_rates
@@ -149,18 +144,15 @@ def test_one_unit_moves_the_counts_by_at_most_1(unit, tmp_path):
 def test_generator_and_set_state_the_epsilon_of_both(base, tmp_path):
     counted = read_certificate(base / "release" / "histogram")
     certificate = read_certificate(base / "release" / "generator")
-    assert certificate["continuation"]["parent"] == counted
+    assert certificate["earlier"] == [counted]
     stated = certificate["guarantee"]["epsilon"]
     own = certificate["continuation"]["epsilon_of_this_run"]
     assert own < 0.999 * stated and 7.9 < stated <= 8.0
-    plans = {"counted": counted, "trained": certificate}
-    total = budgets.compose(
-        {
-            name: budgets.planned_release({name: plan_of(each)[0]}, "keyed:a")
-            for name, each in plans.items()
-        },
-        one_log=True,
+    own, counts = (
+        budgets.Run(name, *budgets.plan_of(each))
+        for name, each in (("trained", certificate), ("counted", counted))
     )
+    total = budgets.compose([[own, counts]])
     assert stated == pytest.approx(total.epsilon_rdp, rel=1e-6)
     assert certificate["accounting"]["epsilon_pld"] == pytest.approx(
         total.epsilon_pld, rel=1e-6
@@ -261,7 +253,7 @@ def test_what_no_epsilon_would_cover_is_refused(base, tmp_path):
     assert made == read_certificate(counted) and made["guarantee"]["epsilon"] <= 0.4
     generator = str(base / "release" / "generator")
     for message, changes in {
-        "would be left in addition to the histogram": {"epsilon": 1.0},
+        "would be left after what was released": {"epsilon": 1.0},
         "counts within a finite epsilon": {"epsilon": math.inf},
         "has no certificate of a finite": {"histogram": str(base / "public")},
         "was itself trained on private": {"init": generator},

@@ -126,7 +126,7 @@ def test_generators_certificate_follows_from_the_steps_that_ran(job):
     continuation = certificate["continuation"]
     assert continuation["epsilon_of_this_run"] == pytest.approx(spent)
     counted = read_certificate(job.directory / "release" / "histogram_eps0.4")
-    assert continuation["parent"] == counted  # both within 8
+    assert certificate["earlier"] == [counted]  # both within 8
     assert spent < certificate["guarantee"]["epsilon"] <= 8.0
 
 

@@ -79,4 +79,4 @@ def test_failure_after_the_last_step_is_mended_for_free(base, tmp_path, monkeypa
     assert ledger.read_bytes() == before
     certificate = read_certificate(out)
     assert certificate["accounting"]["steps_executed"] == STEPS
-    assert certificate["ledger_head"] == _paid(out).head
+    assert certificate["run_id"] == _paid(out).run

@@ -122,7 +122,7 @@ def test_unprotected_part_makes_the_whole_unprotected(made):
 def test_two_guarantees_do_not_merge(made, tmp_path):
     shutil.copytree(made.base / "public", tmp_path / "other")
     plan = plans.plan(num_units=60, batch_size=8, steps=1, n_is_public=True)
-    other = plans.certificate(plan, fingerprints={"pairs": "keyed:1"}, ledger_head="h")
+    other = plans.certificate(plan, fingerprints={"pairs": "keyed:1"}, run_id="h")
     records.write_certificate(tmp_path / "other", other)
     with pytest.raises(InputError, match="add up"):
         init, pairs = str(tmp_path / "other"), made.path("protected_set")

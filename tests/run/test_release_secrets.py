@@ -1,8 +1,8 @@
 """What a job releases holds none of its secrets, in any form that a file may have.
 
 They are the seeds of its noise and of its samplers, the rows it drew, the key of its
-fingerprints, the nonces of its ledgers, its losses, its times, and the private
-queries. What searches for them is tested here, too.
+fingerprints, its losses, its times, and the private queries. What searches for them is
+tested here, too.
 """
 
 import base64
@@ -29,7 +29,8 @@ from tfdpsq.run.passes import passes, sharded_stages
 
 pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
 
-_PURPOSES = (*(f"noise {draw}" for draw in range(DRAWS)), "dropout", "global")
+_NOISE = (f"noise {draw}" for draw in range(DRAWS))
+_PURPOSES = (*_NOISE, "dropout", "global", "sampler")
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
 
 
@@ -49,7 +50,7 @@ def _seeds(job):
     for entry in _lines(job.recorded / recorder.SECRETS):
         for key, value in entry.items():
             if isinstance(value, int):
-                name = f"{key} of {pathlib.Path(entry['run']).name}"
+                name = f"{key} of {pathlib.Path(entry['directory']).name}"
                 found.add(Secret(name, value))
                 for purpose in _PURPOSES:
                     words = derived_seed(value, purpose)
@@ -70,12 +71,8 @@ def _rows(job):
 
 def _keys(job):
     private = job.directory / "private"
-    key = Secret("the fingerprints' key", (private / "fingerprint.key").read_text())
-    ledgers = sorted(private.rglob("ledger.jsonl"))
-    return [key] + [
-        Secret(f"nonce of {path.parent.name}", _lines(path)[0]["nonce"])
-        for path in ledgers
-    ]
+    key = (private / "fingerprint.key").read_text()
+    return [Secret("the fingerprints' key", key)]
 
 
 def _measured(job):
@@ -116,7 +113,7 @@ def _queries(job):
 _KINDS = {
     "seeds": (_seeds, 4),
     "rows": (_rows, 4),
-    "keys": (_keys, 3),
+    "keys": (_keys, 1),
     "measured": (_measured, 20),
     "queries": (_queries, 100),
 }
@@ -260,7 +257,6 @@ def test_search_finds_secrets_where_they_belong(job):
     )
     for path, name in (
         ("fingerprint.key", "the fingerprints' key as text"),
-        ("runs/generator_eps8/ledger.jsonl", "nonce of generator_eps8 as text"),
         ("logs/generator_eps8/curve.json", "loss in generator_eps8 as decimal"),
         ("seconds.json", "seconds of "),
     ):

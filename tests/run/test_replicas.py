@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import write_rows
@@ -120,11 +121,11 @@ def _trained_directly(strategy, method, directory):
             plan,
             loss,
             model.trainable_variables,
-            privacy.make_optimizer(plan, 1e-3, "adam", noise_seed=7),
+            plans.optimizer(1e-3, "adam"),
             stored.take,
             4,
             layers=layers,
-            sampler_seed=3,
+            seed=3,
             **options,
         )
     assert executed == 4

@@ -26,7 +26,7 @@ def _open(directory, config=None, inputs=None, output="generator"):
 
 
 def _pay(directory, steps=1, data="data"):
-    with Ledger.open(directory / FILE_NAME, "plan", data, 3) as ledger:
+    with Ledger(directory / FILE_NAME, "plan", data, 3) as ledger:
         for step in range(steps):
             ledger.pay(step)
 
@@ -75,7 +75,7 @@ def test_paid_run_without_its_settings_is_refused(tmp_path, left):
 
 def test_state_without_its_ledger_is_not_a_run_that_paid_nothing(tmp_path):
     _begun(tmp_path, paid=1)
-    checkpoint.save(tmp_path, 1, [], checkpoint.Secrets(1, 2))
+    checkpoint.save(tmp_path, 1, [], "run")
     (tmp_path / FILE_NAME).unlink()
     before = _everything(tmp_path)
     with pytest.raises(InputError, match="another config"):
@@ -109,7 +109,7 @@ def test_lost_key_is_not_replaced_where_steps_are_paid(tmp_path):
 
 def test_closed_run_leaves_its_ledger_and_no_seeds_or_rows(tmp_path):
     rows = _begun(tmp_path, paid=3)
-    checkpoint.open_secrets(tmp_path, 0, {})
+    checkpoint.open_secrets(tmp_path, "run", 0, {})
     own = tmp_path / private_training.ROWS
     own.mkdir()
     (own / "queries.npy").write_text("tokens")
@@ -125,8 +125,8 @@ def test_second_process_is_refused_before_it_reads_or_deletes(tmp_path):
     A lock is of an open file, so a second one in this process stands for the other's.
     """
     rows, run = _begun(tmp_path / "run"), tmp_path / "run"
-    with _open(run), Ledger.open(run / FILE_NAME, "plan", "data", 3) as ledger:
-        checkpoint.open_secrets(run, 0, {})
+    with _open(run), Ledger(run / FILE_NAME, "plan", "data", 3) as ledger:
+        checkpoint.open_secrets(run, "run", 0, {})
         before = _everything(run)
         for config, output in (
             ({"steps": 4}, "release/generator"),
@@ -148,7 +148,7 @@ def test_run_belongs_to_the_output_that_paid_for_it(tmp_path):
     with _open(run, output=second):
         pass
     with _open(run, output=first):  # nothing was paid: it may be taken over
-        checkpoint.open_secrets(run, 0, {})
+        checkpoint.open_secrets(run, "run", 0, {})
         _pay(run)
     before = _everything(run)
     with pytest.raises(InputError, match="holds the run of .*/work/generator"):

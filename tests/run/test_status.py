@@ -64,7 +64,7 @@ def _logged(private, name, steps, of, seconds=0.5, epsilon=None):
 def _paid(private, name, steps, of):
     run = private / "runs" / name
     run.mkdir(parents=True)
-    with Ledger.open(run / "ledger.jsonl", "plan", "data", of) as ledger:
+    with Ledger(run / "ledger.jsonl", "plan", "data", of) as ledger:
         for step in range(steps):
             ledger.pay(step)
     (run / "state").mkdir()

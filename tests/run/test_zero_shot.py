@@ -213,7 +213,7 @@ def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):
     paths = {}
     for name in ("one", "two"):
         certificate = plans.certificate(
-            plan, fingerprints={"pairs": "keyed:1"}, ledger_head=name
+            plan, fingerprints={"pairs": "keyed:1"}, run_id=name
         )
         shutil.copytree(base / "tower", tmp_path / name)
         (tmp_path / name / "certificate.json").write_text(json.dumps(certificate))

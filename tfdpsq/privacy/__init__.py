@@ -14,38 +14,27 @@ if TYPE_CHECKING:
     )
     from tfdpsq.privacy.checkpoint import discard as discard_state
     from tfdpsq.privacy.endings import Diverged, Preempted
+    from tfdpsq.privacy.keys import RunKey
     from tfdpsq.privacy.model import PrivateModel
-    from tfdpsq.privacy.optimizers import make_optimizer
     from tfdpsq.privacy.plan import PrivacyPlan, make_plan
     from tfdpsq.privacy.proof.certificate import make_certificate
     from tfdpsq.privacy.proof.certificate_files import (
         code_fingerprint,
         read_certificate,
     )
-    from tfdpsq.privacy.proof.continuation import (
-        Continuation,
-        make_continuation_certificate,
-    )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
     from tfdpsq.privacy.proof.reads import PrivateReads
-    from tfdpsq.privacy.proof.selection import (
-        Selection,
-        TrainedRun,
-        make_selection_certificate,
-        share_epsilon,
-    )
     from tfdpsq.privacy.proof.verification import Verification, verify_certificate
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
     from tfdpsq.privacy.step import make_logical_step
-    from tfdpsq.privacy.terms import Coupled, Terms
+    from tfdpsq.privacy.terms import Coupled
     from tfdpsq.privacy.training import train
     from tfdpsq.validation import DataError, InputError
 else:
     __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
-    "Continuation",
     "Coupled",
     "DataError",
     "Diverged",
@@ -59,9 +48,7 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
-    "Selection",
-    "Terms",
-    "TrainedRun",
+    "RunKey",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
@@ -69,14 +56,10 @@ __all__ = [
     "discard_state",
     "epsilon_of",
     "make_certificate",
-    "make_continuation_certificate",
     "make_logical_step",
-    "make_optimizer",
     "make_plan",
-    "make_selection_certificate",
     "read_certificate",
     "read_ledger",
-    "share_epsilon",
     "train",
     "truncation_delta",
     "verify_certificate",

@@ -11,10 +11,6 @@ from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.sampling import Draw
 
-# Batches whose rows are declared to depend on each other are padded to a multiple of
-# this, which keeps the number of compiled shapes small.
-_COUPLED_MULTIPLE = 8
-
 
 def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
     """Rows of a microbatch, at most those of the largest draw: the rest is padding."""
@@ -37,47 +33,27 @@ def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> 
     return microbatches
 
 
-def padded_rows(
-    plan: PrivacyPlan,
-    count: int,
-    microbatch_size: int | None,
-    coupled: bool = False,
-) -> int:
-    """The static number of rows a batch of `count` is padded to.
+def padded_rows(plan: PrivacyPlan, microbatch_size: int, coupled: bool = False) -> int:
+    """The number of rows that every batch is padded to.
+
+    It is always the same, as a loss can read how many there are: the most that can be
+    drawn, rounded up to whole microbatches (of as many rows at most), the same number
+    for every replica in sync.
 
     Args:
       plan: says how many rows a draw can have.
-      count: rows drawn.
-      microbatch_size: rows differentiated at a time on one replica, or `None` for
-        coupled rows.
+      microbatch_size: rows differentiated at a time on one replica.
       coupled: whether every replica takes the whole batch; see `coupled`.
 
-    Returns:
-      For independent rows always the same: the maximum, rounded up to a multiple
-      of `microbatch_size`, or of the maximum where that is less, times the replicas
-      in sync: a loss can read how many there are. Where rows are declared to depend on
-      each other, whose cost can grow with the square of the batch, the count rounded
-      up to a multiple of 8; for those taken one by one, the maximum again: padding
-      costs them nothing.
-
     Raises:
-      InputError: coupled rows on several replicas; more replicas than microbatches.
+      InputError: more replicas than microbatches.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if coupled and microbatch_size is not None:
+    if coupled:
         return -(-plan.max_rows // microbatch_size) * microbatch_size
-    if microbatch_size is not None:
-        microbatches = require_microbatches(plan.max_rows, microbatch_size, replicas)
-        each = rows_at_once(plan, microbatch_size)
-        return -(-microbatches // replicas) * replicas * each
-    if replicas > 1:
-        raise validation.InputError(
-            f"rows that depend on each other must stay on one replica, but there are "
-            f"{replicas}. Train outside the strategy's scope."
-        )
-    if plan.spec.sensitivity_multiplier == 1:  # nothing is declared
-        return plan.max_rows
-    return max(1, -(-count // _COUPLED_MULTIPLE)) * _COUPLED_MULTIPLE
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    microbatches = require_microbatches(plan.max_rows, microbatch_size, replicas)
+    each = rows_at_once(plan, microbatch_size)
+    return -(-microbatches // replicas) * replicas * each
 
 
 def batch_of(

@@ -1,11 +1,12 @@
 """Saved states, from which a killed run goes on as if nothing had happened.
 
     DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
-    DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler, and of
-                                      which ledger they are
+    DIRECTORY/state/secrets.json      the seed of samples, noise and dropout, the run it
+                                      belongs to, and what that was begun with
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
-Until a step is paid for, seeds and weights are made again every time.
+Ledger, seeds and states name one run, at random: a state of another run, from a backup
+say, is refused. Until a step is paid for, seeds and weights are made again every time.
 
 The seeds are as secret as the data: anyone who has them can subtract the noise. So
 none of this is in a directory meant for release, and `discard` removes the state
@@ -14,10 +15,8 @@ once the result is safe. The ledger stays.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -31,8 +30,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy import computation
-from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER_FILE
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import KEY_BITS
 
@@ -40,37 +37,25 @@ STATE = "state"
 # A folder of this name holds what may be published.
 _RELEASED = "release"
 SECRETS = "secrets.json"
-# The setting that tells of weights which are not trained, and so in no state.
-NOT_TRAINED = "weights_not_trained"
-# The setting that tells the types and shapes of what is trained, as a list's `repr`.
-VARIABLES = "variables"
-# The setting that tells what model and loss compute; see `computation`.
-COMPUTED = "computation"
 _KEPT = 2
 # As `save` names a state; other files there, such as copies, are not ours.
 _STATE_NAME = re.compile("step-[0-9]{8,}\\.npz")
-_SEEDS = ("noise_seed", "sampler_seed")
-# Next to the seeds, the first chain of the ledger that pays for their steps.
-_LEDGER = "ledger"
+# Longer settings, and digests, are not quoted.
+_QUOTED = 120
 
 
 @dataclasses.dataclass(frozen=True)
 class Secrets:
-    """The seeds of one run, which no `repr` shows.
+    """The seed of one run, which no `repr` shows.
 
     Attributes:
-      noise_seed: of noise and dropout, 128 bits; 256 where the spec is secure.
-      sampler_seed: of which rows are drawn, likewise.
+      run: name of the run, as its ledger has it.
+      seed: of its `RunKey`: samples, noise and dropout. 128 bits; 256 where the spec
+        is secure.
     """
 
-    noise_seed: int = dataclasses.field(repr=False)
-    sampler_seed: int = dataclasses.field(repr=False)
-
-    @property
-    def digest(self) -> str:
-        """Tells these seeds from others; 128 secret bits of each cannot be guessed."""
-        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+    run: str
+    seed: int = dataclasses.field(repr=False)
 
 
 def run_directory(directory: str | os.PathLike) -> str:
@@ -80,173 +65,80 @@ def run_directory(directory: str | os.PathLike) -> str:
       InputError: the path is not on this machine, or is inside a folder "release".
     """
     path = validation.local_path("directory", directory)
-    for spelling in (path, os.path.realpath(path)):
-        if _RELEASED in pathlib.PurePath(spelling).parts:
-            raise validation.InputError(
-                f"directory is {spelling}, in a folder {_RELEASED!r}, and would hold "
-                "the seeds of the noise, with which anyone can subtract it. Give a "
-                "private directory."
-            )
-    return path
-
-
-def require_own_state(directory: str | os.PathLike) -> None:
-    """Refuses a state elsewhere, which `discard` would leave there.
-
-    Raises:
-      InputError: the state of the run in `directory` is a link.
-    """
-    state = pathlib.Path(directory) / STATE
-    if state.is_symlink():
+    if _RELEASED in pathlib.PurePath(path).parts:
         raise validation.InputError(
-            f"{state} is a link, and the seeds that it leads to would not be deleted "
-            "when the result is safe. Move there what it leads to."
+            f"directory is {path}, in a folder {_RELEASED!r}, and would hold the seeds "
+            "of the noise, with which anyone can subtract it. Give a private directory."
         )
+    return path
 
 
 def open_secrets(
     directory: str | os.PathLike,
+    run: str,
     steps_paid: int,
     settings: Mapping[str, str],
     secure: bool = False,
-    ledger: str | None = None,
 ) -> Secrets:
     """The seeds of the run in `directory`, made and written if no step is paid for.
 
     Seeds and states found there are then removed: a copy of them may have gone on as
     another run, and with the same noise both together reveal what it hides.
 
-    New seeds name the ledger whose steps they are for. With seeds of another ledger,
-    from a backup say, all its paid steps would be taken again, free of charge, on other
-    rows and under other noise.
-
     Args:
       directory: the run's private directory.
-      steps_paid: what its ledger says.
-      settings: what must be as it was for a step to be the same step.
+      run: `Ledger.run` of its ledger.
+      steps_paid: what the ledger says.
+      settings: what must be as it was for a step to be the same step, by name.
       secure: whether new seeds are keys of a cryptographic generator.
-      ledger: `Ledger.first_chain` of the directory's; `None` neither keeps nor
-        compares it.
 
     Raises:
       InputError: steps were paid for but the seeds are gone, so that no replay can
         be the same step; or with other settings.
-      DataError: the file is damaged, or of another ledger.
+      DataError: the file is damaged, or of another run.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
-    require_own_state(directory)
     if not steps_paid:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in _files(path.parent):
             left.unlink()
-        made = Secrets(fresh_seed(secure), fresh_seed(secure))
-        _write(path, _content(made, settings, ledger))
+        made = Secrets(run, fresh_seed(secure))
+        content = {**dataclasses.asdict(made), "settings": dict(settings)}
+        _write(path, json.dumps(content).encode())
         return made
     if not path.is_file():
         raise spent(directory, steps_paid, f"{path} is not there")
     try:
         found = validation.parse_json(path.read_text("utf-8"))
-        kept = Secrets(*(_seed(found[name], secure) for name in _SEEDS))
+        kept = Secrets(found["run"], _seed(found["seed"], secure))
         before = {str(k): str(v) for k, v in found["settings"].items()}
-        ledger_before = found.get(_LEDGER, ledger)  # older versions did not keep it
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.DataError(
             path,
-            f"it does not hold the run's two seeds ({error})",
+            f"it does not hold the run's seed ({error})",
             "Restore it from a backup: without it the run cannot go on.",
         ) from error
-    if ledger is not None and ledger_before != ledger:
+    if kept.run != run:
         raise validation.DataError(
             path,
-            f"these are not the seeds of the {steps_paid} steps that "
-            f"{path.parents[1] / LEDGER_FILE} pays for, which would be taken again as "
-            "other steps",
+            f"these are not the seeds of the {steps_paid} steps that the ledger pays "
+            "for, which would be taken again as other steps",
             f"Restore the {STATE} that belongs to this ledger, or use another "
             "directory: a new run spends a budget of its own, and both add up.",
         )
-    _require_same_settings(path, before, settings)
+    for name in sorted({*before, *settings}):
+        was, now = before.get(name), settings.get(name)
+        if was == now:
+            continue
+        quoted = ""
+        if was and now and len(was) + len(now) <= _QUOTED:
+            quoted = f": {was} then, {now} now"
+        raise validation.InputError(
+            f"{name} changed since the run in {directory} began{quoted}. The "
+            f"{steps_paid} steps it paid for would be other steps: go on as it began, "
+            "or use another directory."
+        )
     return kept
-
-
-def _require_same_settings(
-    path: pathlib.Path, before: Mapping[str, str], settings: Mapping[str, str]
-) -> None:
-    """Refuses settings with which paid steps would be other steps.
-
-    Raises:
-      InputError: names what differs.
-      DataError: the file does not say what model and loss computed.
-    """
-    directory = path.parents[1]
-    for name, value in settings.items():
-        if name == NOT_TRAINED:
-            if before.get(name, value) != value:  # older versions did not keep it
-                raise validation.InputError(
-                    f"weights that are not trained are others than when the run in "
-                    f"{directory} began, so the steps it paid for would be other "
-                    "steps. Load the same weights, or set the same seed before the "
-                    "model is made, or use another directory."
-                )
-            continue
-        if name == COMPUTED:
-            if name in before:  # older versions did not keep it
-                _require_same_computation(path, before[name], value)
-            continue
-        if name not in before:
-            raise validation.InputError(
-                f"the run in {directory} began with an older tfdpsq, which has no "
-                f"{name} {value!r}, so the steps it paid for would be other steps. "
-                "Go on with that version, or use another directory."
-            )
-        if name == VARIABLES and before[name] != value:
-            raise validation.InputError(
-                f"the run in {directory} began with other variables, so the steps it "
-                f"paid for would be other steps: {_first_other(before[name], value)}. "
-                "Go on as it began, or use another directory."
-            )
-        if _without_device(before[name]) != _without_device(value):
-            raise validation.InputError(
-                f"{name} was {before[name]} when the run in {directory} began, "
-                f"and is {value} now, so the steps it paid for would be other "
-                "steps. Go on as it began, or use another directory."
-            )
-    if before.get("replicas", "1") != "1":
-        raise validation.InputError(
-            f"the run in {directory} began on {before['replicas']} replicas with "
-            "an older tfdpsq, which dealt them other rows. Go on with that one."
-        )
-
-
-def _without_device(setting: str) -> str:
-    """Leaves out what Keras sets by whether there is a GPU: no step follows from it."""
-    return re.sub(r"\('jit_compile', (True|False)\)(, )?", "", setting)
-
-
-def _first_other(before: str, now: str) -> str:
-    """Describes the first variable that differs between two lists of them."""
-    try:
-        old, new = (dict(enumerate(ast.literal_eval(each))) for each in (before, now))
-    except (ValueError, SyntaxError, TypeError):  # rewritten by hand
-        old, new = {0: before}, {0: now}
-    return validation.differences(old, new, "variable")[0]
-
-
-def _require_same_computation(path: pathlib.Path, before: str, now: str) -> None:
-    try:
-        found = computation.difference(before, now)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise validation.DataError(
-            path,
-            f"it does not say what model and loss computed ({error})",
-            "Restore it from a backup.",
-        ) from error
-    if found is not None:
-        raise validation.InputError(
-            f"the model or the loss computes something else than when the run in "
-            f"{path.parents[1]} began: {found}. So the steps it paid for would be "
-            "other steps. Go on with the layers, activations, settings and loss that "
-            "it began with, or use another directory."
-        )
 
 
 def _seed(value: object, secure: bool) -> int:
@@ -272,7 +164,7 @@ def save(
     directory: str | os.PathLike,
     step: int,
     variables: Sequence[tf.Variable],
-    secrets: Secrets,
+    run: str,
 ) -> None:
     """Writes the values after `step` steps, and removes all but the last two files.
 
@@ -287,7 +179,7 @@ def save(
         with open(partial, "wb", opener=_owner_only) as file:
             # Not savez: where the disk is full, it leaves an archive open.
             with zipfile.ZipFile(file, "w") as archive:
-                _put(archive, "secrets", np.array(secrets.digest))
+                _put(archive, "run", np.array(run))
                 for number, variable in enumerate(variables):
                     _put(archive, f"{number:05d}", _plain(variable))
             file.flush()
@@ -315,7 +207,7 @@ def restore(
     directory: str | os.PathLike,
     variables: Sequence[tf.Variable],
     steps_paid: int,
-    secrets: Secrets,
+    run: str,
     trained: int = 0,
 ) -> int | None:
     """Sets the variables to the last state saved.
@@ -339,8 +231,8 @@ def restore(
     path = files[-1]
     try:
         with np.load(path) as saved:
-            digest = str(saved["secrets"])
-            names = sorted(name for name in saved.files if name != "secrets")
+            stated = str(saved["run"])
+            names = sorted(name for name in saved.files if name != "run")
             values = [saved[name] for name in names]
     except Exception as error:  # of a flipped byte NumPy and zip make any kind
         raise validation.DataError(
@@ -349,10 +241,10 @@ def restore(
             "Move it away: training goes on from the state before it, if there is one, "
             "and repeats steps that are paid already.",
         ) from error
-    if digest != secrets.digest:
+    if stated != run:
         raise validation.DataError(
-            path.with_name(SECRETS),
-            f"these are not the seeds that {path.name} was made with",
+            path,
+            "it is the state of another run than the ledger's",
             "Restore both from one backup: with other seeds the steps that are paid "
             "would be other steps.",
         )
@@ -422,15 +314,6 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _step(path: pathlib.Path) -> int:
     return int(path.stem.split("-")[1])
-
-
-def _content(
-    secrets: Secrets, settings: Mapping[str, str], ledger: str | None
-) -> bytes:
-    # Not among the settings or in the digest: runs of older versions lack it.
-    of_ledger = {} if ledger is None else {_LEDGER: ledger}
-    content = {**dataclasses.asdict(secrets), "settings": dict(settings), **of_ledger}
-    return json.dumps(content).encode()
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:

@@ -10,7 +10,6 @@ and dealing it out changes nothing of that law.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,10 +20,8 @@ from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
 from tfdpsq.privacy.fast.capture import converted
-from tfdpsq.privacy.optimizers import StepKeys
-from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.replay import Node, nodes_of
-from tfdpsq.privacy.step import OF_LOSS, Batch, Setup, make_logical_step
+from tfdpsq.privacy.keys import RunKey, StepKeys
+from tfdpsq.privacy.step import Batch, Setup, make_logical_step
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -35,13 +32,15 @@ class CompiledSteps:
     Attributes:
       variables: those that are trained.
       microbatch_size: as `train` was given it.
+      rows: what every batch is padded to.
       read: variables that a step reads, once it is built.
     """
 
     def __init__(
         self,
-        plan: PrivacyPlan,
         setup: Setup,
+        optimizer: Any,
+        key: RunKey,
         jit_compile: bool,
         most: int = 1,
     ):
@@ -51,75 +50,48 @@ class CompiledSteps:
         replicas it is left to the strategy.
 
         Raises:
-          InputError: `most` below one; or above it, for coupled rows; more replicas
-            than microbatches.
+          InputError: `most` below one; more replicas than microbatches.
         """
-        losses, variables, layers, optimizer, microbatch_size, coupled = setup
+        plan, losses, variables, layers, microbatch_size, engine, coupled = setup
         self._most = validation.positive_integer("steps_per_loop", most)
-        if most > 1 and microbatch_size is None:
-            raise validation.InputError(
-                f"steps_per_loop is {most}, but the batches of rows that depend on "
-                "each other differ in size from step to step. Set it to 1."
-            )
         self._plan = plan
         self._coupled = coupled
-        self._optimizer = optimizer
+        self._key = key
         self.variables = variables
         self.microbatch_size = microbatch_size
-        at_once = microbatch_size and rows_at_once(plan, microbatch_size)
-        self._at_once = at_once
+        self._at_once = rows_at_once(plan, microbatch_size)
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self.read: Sequence[tf.Variable] = ()
-        self._functions: dict[int, Any] = {}
         # A strategy's devices compile, or not, by themselves.
         self._jit_compile = jit_compile if self._replicas == 1 else None
-        # Staying together declares nothing: without a multiplier `train` has tested
-        # that rows keep to themselves, and one without a finite gradient must cost no
-        # other.
-        independent = not coupled and (
-            microbatch_size is not None or plan.spec.sensitivity_multiplier == 1
+        self.rows = padded_rows(plan, microbatch_size, coupled)
+        step = make_logical_step(
+            plan,
+            converted(losses),
+            variables,
+            optimizer,
+            self.rows if coupled else self._at_once,
+            layers,
+            engine,
+            coupled,
         )
-        of_caller = converted(losses)
+        self._function = tf.function(
+            self._on_one(step) if self._replicas == 1 else self._on_all(step),
+            jit_compile=self._jit_compile,
+            autograph=False,
+        )
 
-        def function(rows: int) -> Callable:
-            step = make_logical_step(
-                of_caller,
-                variables,
-                optimizer,
-                rows if coupled else at_once or rows,
-                layers=layers,
-                rows_are_independent=independent,
-                copies_are_separate=True,  # `train` has looked
-                coupled=coupled,
-            )
-            return tf.function(
-                self._on_one(step) if self._replicas == 1 else self._on_all(step),
-                jit_compile=self._jit_compile,
-                autograph=False,
-            )
-
-        self._function = function
-
-    def padded(self, count: int) -> int:
-        """Returns the number of rows that a batch of `count` is padded to."""
-        return padded_rows(self._plan, count, self.microbatch_size, self._coupled)
-
-    def build(self, batch: Arrays) -> list[Node]:
+    def build(self, batch: Arrays) -> None:
         """Traces the step for batches like this one.
-
-        Rows that depend on each other come in several sizes: for the smallest.
 
         Args:
           batch: one row or more of what `__call__` will get.
 
-        Returns:
-          The operations of the loss.
-
         Raises:
           InputError: XLA cannot compile the step, and is to; or no memory for it.
         """
-        rows = self.padded(1)
+        rows = self.rows
         try:
             empty = {
                 name: np.zeros([rows, *values.shape[1:]], values.dtype)
@@ -133,12 +105,11 @@ class CompiledSteps:
             ) from error
         arguments = self._arguments([empty], [0], [self._silence()], 0)
         with self._precisely():
-            function = self._at(rows)
+            function = self._function
             made = function.get_concrete_function(*arguments)
             if self._jit_compile:
                 self._require_compilable(function, arguments)
         self.read = made.variables
-        return [node for node in nodes_of(made.graph) if OF_LOSS in node.name]
 
     def _silence(self) -> list[np.ndarray]:
         """Returns what `secure_noise` does, but zeros."""
@@ -147,26 +118,22 @@ class CompiledSteps:
         return [np.zeros(v.shape, np.int64) for v in self.variables]
 
     def rehearse(self, batch: Arrays) -> None:
-        """Takes a step that is as large as most can be, of rows that do not count.
+        """Takes a step of rows that do not count.
 
-        All steps are of one size, but for rows that depend on each other: of those it
-        has four deviations more than are expected, as one step in 30,000 may have. It
-        adds noise to sums of zeros, by keys that no step of the plan takes.
-        The caller undoes what it leaves in weights and optimizer.
+        It adds noise to sums of zeros, by keys that no step of the plan takes. The
+        caller undoes what it leaves in weights and optimizer.
 
         Args:
           batch: one row or more of what `__call__` will get.
         """
-        spec = self._plan.spec
-        most = math.ceil(spec.batch_size + 4 * math.sqrt(spec.batch_size))
-        rows = self.padded(min(self._plan.max_rows, most * spec.rows_per_unit))
+        rows = self.rows
         given = {
             name: values[np.arange(rows) % len(values)]
             for name, values in batch.items()
         }
         given["weights"] = np.zeros(rows, np.float32)
         in_use = rows
-        if self._at_once is not None and not self._coupled:
+        if not self._coupled:
             in_use = self._at_once * self._replicas  # a microbatch for each
         self([given], [in_use], [self._silence()], self._plan.untaken_step)
 
@@ -190,7 +157,7 @@ class CompiledSteps:
 
     def secure_noise(self, number: int) -> list[np.ndarray]:
         """Draws the noise of a step on the host, where the plan is secure."""
-        return self._optimizer.secure_noise(number, self.variables)
+        return self._key.secure_noise(number, self.variables)
 
     def __call__(
         self,
@@ -204,15 +171,14 @@ class CompiledSteps:
         Args:
           batches: 1 to `most` of them, of one size; see `batches.batch_of`.
           counts: leading rows in use, of each.
-          noise: of each, what the optimizer's `secure_noise` drew.
+          noise: of each, what `secure_noise` drew.
           first: the number of the first step in the run; the others follow it.
 
         Returns:
           The mean loss of each step, in which all replicas have a part.
         """
-        function = self._at(len(batches[0]["weights"]))
         with self._precisely():
-            losses = function(*self._arguments(batches, counts, noise, first))
+            losses = self._function(*self._arguments(batches, counts, noise, first))
         if self._replicas > 1:
             losses = self._strategy.experimental_local_results(losses)[0]
         return np.reshape(losses, [-1])[: len(batches)].tolist()
@@ -221,11 +187,6 @@ class CompiledSteps:
         """While a private step is traced or runs; see `fast.true_float32`."""
         private = self._plan.spec.private
         return fast.true_float32() if private else contextlib.nullcontext()
-
-    def _at(self, rows: int) -> Any:
-        if rows not in self._functions:
-            self._functions[rows] = self._function(rows)
-        return self._functions[rows]
 
     def _arguments(
         self,
@@ -242,7 +203,7 @@ class CompiledSteps:
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self._at_once is None or self._coupled
+            if self._coupled
             else split_over_replicas(batch, count, self._replicas, self._at_once)
             for batch, count in zip(batches, counts)
         ]
@@ -282,7 +243,7 @@ class CompiledSteps:
             filled = zip(*noise, *[noise[0]] * more)
             stacks = [tf.convert_to_tensor(np.stack(values)) for values in filled]
             arguments += [stacks, tf.constant(len(batches), tf.int32)]
-        return [*arguments, self._optimizer.step_keys(first)]
+        return [*arguments, self._key.step_keys(first)]
 
     def _on_one(self, step: Callable) -> Callable:
         if self._most == 1:

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.fast import factored, gradient_norms, products
+from tfdpsq.privacy.engines import clipped_gradient
+from tfdpsq.privacy.fast import factored
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.terms import Coupled
 
@@ -38,15 +39,9 @@ def require_covered(plan: PrivacyPlan) -> None:
     """Refuses a plan whose sensitivity does not cover rows that read each other.
 
     Raises:
-      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit; or
-        clipping by layer.
+      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit.
     """
     spec = plan.spec
-    if spec.clip_per_layer:
-        raise validation.InputError(
-            "clip_per_layer is True, but coupled rows are clipped over all weights. "
-            "Leave it unset."
-        )
     if plan.rows_clipped_together > 1:
         raise validation.InputError(
             f"coupled rows are clipped one by one, but the plan clips "
@@ -105,22 +100,9 @@ def clipped_sum(
     used = tf.reduce_max(tf.where(weights > 0, tf.range(rows) + 1, 0))
 
     def add(row: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        gradients = [
-            products.pinned(factored.full_precision(tf.convert_to_tensor(gradient)))
-            for gradient in found.gradient(tf.one_hot(row, rows), variables)
-        ]
-        squares = [
-            gradient_norms.squared_norms([factored.Direct(gradient[tf.newaxis])])
-            for gradient in gradients
-        ]
-        _, (bound,) = map(tf.unstack, gradient_norms.norm_and_bound(squares))
-        counts = tf.math.is_finite(bound) & (weights[row] > 0)
-        factor = tf.minimum(tf.constant(clip_norm, bound.dtype) / bound, 1.0)
-        return row + every, *(
-            # Not a product alone: 0 · NaN would not be 0.
-            total + tf.where(counts, tf.cast(factor, g.dtype) * g, tf.zeros_like(g))
-            for total, g in zip(sums, gradients)
-        )
+        gradients = found.gradient(tf.one_hot(row, rows), variables)
+        clipped = clipped_gradient(gradients, clip_norm, weights[row] > 0)
+        return row + every, *(total + one for total, one in zip(sums, clipped))
 
     zeros = [tf.zeros(v.shape, factored.full_dtype(v)) for v in variables]
     _, *sums = tf.while_loop(

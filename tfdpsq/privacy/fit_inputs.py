@@ -321,7 +321,7 @@ def require_watching_callbacks(callbacks: Sequence[keras.callbacks.Callback]) ->
                 f"callbacks has a {name}, whose learning rates a killed run could not "
                 "repeat under the noise that it repeats"
                 + (", and which follow from the private loss" if reads else "")
-                + ". Give make_optimizer a "
+                + ". Give the optimizer a "
                 "keras.optimizers.schedules.LearningRateSchedule."
             )
         if getattr(callback, "restore_best_weights", False):

@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.privacy import checkpoint, workers
+from tfdpsq.privacy import checkpoint, optimizers, workers
 from tfdpsq.privacy.batches import batch_of, content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
@@ -56,103 +56,79 @@ class Kept(NamedTuple):
     secrets: checkpoint.Secrets
 
 
-_CHANGED = (
-    "which ε does not cover: who sets it may have seen losses of private rows, and a "
-    "killed run could not repeat it, so that its noise would be used twice, on two "
-    "different sums."
-)
-
-
-class Unchanging:
-    """A check that nothing but steps changes what steps depend on.
+class Watch:
+    """A check that hooks change nothing that later steps depend on.
 
     Callbacks and `on_step` get losses of private rows without noise. Were one of them
     to set a weight or the learning rate by these, the weights would tell of the rows
-    beyond ε. And a killed run repeats steps that it paid for under the same noise: if
-    something else had changed in between, the noise would be used twice, on two
-    different sums.
+    beyond ε; and a killed run could not repeat its steps.
     """
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[tf.Variable], looks: bool = True
+        self, optimizer: Any, variables: Sequence[tf.Variable], enforce: bool = True
     ):
         """Takes the optimizer, and all variables that a hook might set.
 
-        Without `looks`, for infinite ε, hooks may set what they will.
+        If `enforce` is False (ε = ∞), hooks may change anything.
         """
-        self._optimizer, self._looks = optimizer, looks
-        self._variables = variables if looks else ()
-        self._began = self._settings()
-        self._seeds = self._held_seeds()
-        self._left: list[np.ndarray] = []
+        self._optimizer, self._enforce = optimizer, enforce
+        self._checksums = _checksums(variables)
 
-    def _held_seeds(self) -> list[Any]:
-        """Returns the objects that say what noise is added."""
-        names = ("plan", "_noise_query", "_noise_words", "_dropout_words", "_source")
-        return [getattr(self._optimizer, name, None) for name in names]
+    @contextlib.contextmanager
+    def unchanged(self, after: str) -> Iterator[None]:
+        """Compares what the block left with what it found.
 
-    def _settings(self) -> dict[str, str]:
-        own = self._optimizer
-        try:
-            return {k: repr(v) for k, v in own.get_config().items()}
-        except NotImplementedError:  # of a schedule, which can only be exchanged
-            rate = getattr(own, "_hyper", vars(own)).get  # of Keras's two optimizers
-            return {"learning_rate": f"{rate('learning_rate', rate('_learning_rate'))}"}
-
-    def mark(self) -> None:
-        """Keeps the variables as they are, before hooks are called."""
-        self._left = [value_of(variable) for variable in self._variables]
-
-    def _changed(self) -> list[int]:
-        """Returns places of the variables that are not as they were."""
-        return [
-            place
-            for place, (variable, left) in enumerate(zip(self._variables, self._left))
-            if content(value_of(variable)) != content(left)
-        ]
-
-    def restore(self) -> None:
-        """Sets variables back that hooks changed."""
-        for place in (changed := self._changed()):
-            self._variables[place].assign(self._left[place])
-        if changed:
-            logging.warning(
-                "Weights were changed after a step. They are set back to its: no ε "
-                "covers what is made of private losses."
-            )
-
-    def require_same(self, step: int) -> None:
-        """Refuses what was changed since `mark`, before the step of this number.
+        Args:
+          after: what was done before, for the error.
 
         Raises:
-          InputError: a setting of the optimizer, its iterations, or a weight.
+          InputError: the block changed a weight, or a setting of the optimizer.
         """
-        if not self._looks:
+        if not self._enforce:
+            yield
             return
-        iterations = int(tf.convert_to_tensor(self._optimizer.iterations))
-        if iterations != step:
-            raise validation.InputError(
-                f"iterations of the optimizer were set to {iterations} before step "
-                f"{step}, {_CHANGED} Leave them alone (loading weights from a "
-                "TensorFlow checkpoint sets them)."
-            )
-        if not all(one is other for one, other in zip(self._seeds, self._held_seeds())):
-            raise validation.InputError(
-                "plan or seeds of the optimizer were set during the run, so that the "
-                "noise is not what is accounted for. Leave them alone."
-            )
-        for name, value in self._settings().items():
-            if value != self._began[name]:
+        before = self._state()
+        yield
+        now = self._state()
+        for name, value in before.items():
+            if now[name] != value:
                 raise validation.InputError(
-                    f"{name} of the optimizer was {self._began[name]} and was set to "
-                    f"{value} during the run, {_CHANGED} Give a "
-                    "keras.optimizers.schedules.LearningRateSchedule instead."
+                    f"{name} changed {after}, set by on_step, before_call or a "
+                    "callback, which ε does not cover: who sets it may have seen "
+                    "losses of private rows, and a killed run could not repeat it. Do "
+                    "not release these weights. Remove what sets it (for a rate give a "
+                    "keras.optimizers.schedules.LearningRateSchedule), and run again: "
+                    "with a directory, from its last saved state."
                 )
-        if self._changed():
-            raise validation.InputError(
-                "weights were changed between two steps, by on_step, before_call or a "
-                f"callback, {_CHANGED} Remove what sets them."
-            )
+
+    def _state(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(optimizers.settings_of(self._optimizer))
+        found["iterations"] = int(tf.convert_to_tensor(self._optimizer.iterations))
+        found["a weight"] = self._checksums()
+        return found
+
+
+def _checksums(variables: Sequence[tf.Variable]) -> Callable[[], list[int]]:
+    """Returns a function that sums the bits of each variable, on its device."""
+
+    @tf.function
+    def sums() -> list[tf.Tensor]:
+        found = []
+        for variable in variables:
+            value = tf.convert_to_tensor(variable)
+            if value.dtype == tf.string:
+                bits = tf.strings.to_hash_bucket_fast(value, 1 << 31)
+            elif value.dtype == tf.bool:
+                bits = tf.cast(value, tf.int64)
+            else:
+                bits = tf.bitcast(value, _BITS[value.dtype.size])
+            found.append(tf.reduce_sum(tf.cast(bits, tf.int64)))
+        return found
+
+    return lambda: [int(one) for one in sums()]
+
+
+_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 
 
 def value_of(variable: tf.Variable) -> np.ndarray:
@@ -222,8 +198,7 @@ class Loop:
     pace: Pace
     hooks: Hooks
     kept: Kept | None
-    # Refuses, before steps are paid for, what was changed between them.
-    unchanging: Unchanging
+    watch: Watch
     # Takes a step that does not count; `None` where nothing is kept, or spent.
     rehearse: Callable[[], None] | None = None
 
@@ -246,7 +221,7 @@ class Loop:
             now = self.pace.after(done, end)
             if self.hooks.before_call is not None and not diverged_at:
                 before = functools.partial(self.hooks.before_call, now)
-                self._watched(before, done, may_end=False)
+                self._watched(before, done)
             losses = self._take(now)
             done = now.stop
             broken = ends_if_diverged and not diverged_at and not is_finite()
@@ -276,28 +251,13 @@ class Loop:
         executed = done if kept is None else max(done, kept.ledger.steps_paid)
         return workers.chiefs_number(executed)
 
-    def _watched(
-        self, hooks: Callable[[], Any], done: int, may_end: bool = True
-    ) -> bool:
+    def _watched(self, hooks: Callable[[], Any], done: int) -> bool:
         """Calls hooks, which may look at all and set nothing.
 
-        Returns whether they end the run, if they may.
-
-        Raises:
-          InputError: they set what a later step depends on.
+        Returns whether they ask the run to end.
         """
-        self.unchanging.mark()
-        try:
-            stop = bool(hooks()) and may_end
-            last = stop or done == self.plan.spec.steps
-            if not last:
-                self.unchanging.require_same(done)
-        except BaseException:  # of a hook, or because one was refused
-            self.unchanging.restore()
-            raise
-        if last:
-            self.unchanging.restore()
-        return stop
+        with self.watch.unchanged(f"after step {done}"):
+            return bool(hooks())
 
     def _take(self, now: range) -> Sequence[float]:
         """Draws the rows of these steps, pays for the steps, and takes them."""
@@ -310,7 +270,7 @@ class Loop:
                 batch_of(
                     self.take,
                     draw,
-                    self.take_steps.padded(draw.count),
+                    self.take_steps.rows,
                     self.plan.spec.private,
                 )
                 for draw in draws
@@ -357,7 +317,7 @@ class Loop:
 
     def _without_memory(self, now: range) -> validation.InputError:
         size = self.take_steps.microbatch_size
-        given = "batch_size" if size is None else f"microbatch_size (now {size})"
+        given = f"microbatch_size (now {size})"
         return validation.InputError(
             f"{_named(now)} found too little memory. Set a smaller {given} in a new "
             "workdir or directory, or go on in this one where more memory is free. "
@@ -376,7 +336,7 @@ class Loop:
         ledger = kept.ledger
         trained = self.take_steps.variables  # the first of the state
         start = checkpoint.restore(
-            kept.directory, self.state, ledger.steps_paid, kept.secrets, len(trained)
+            kept.directory, self.state, ledger.steps_paid, ledger.run, len(trained)
         )
         if start is None:
             if not finite_check(trained)():
@@ -397,7 +357,7 @@ class Loop:
         return start
 
     def _save(self, kept: Kept, done: int) -> None:
-        checkpoint.save(kept.directory, done, self.state, kept.secrets)
+        checkpoint.save(kept.directory, done, self.state, kept.ledger.run)
 
 
 @contextlib.contextmanager
@@ -480,7 +440,7 @@ def kept_in(
     path = os.path.join(directory, LEDGER)
     # Without a guarantee nothing is spent: a finished run may simply be done again.
     repeats = not plan.spec.private and not checkpoint.is_open(directory)
-    ledger = Ledger.open(
+    ledger = Ledger(
         path,
         plan.fingerprint,
         data_fingerprint,
@@ -490,11 +450,7 @@ def kept_in(
     )
     try:
         secrets = checkpoint.open_secrets(
-            directory,
-            ledger.steps_paid,
-            settings,
-            plan.spec.secure,
-            ledger.first_chain,
+            directory, ledger.run, ledger.steps_paid, settings, plan.spec.secure
         )
         yield Kept(directory, ledger, secrets)
     finally:

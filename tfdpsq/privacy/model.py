@@ -2,7 +2,7 @@
 
     plan = privacy.make_plan(privacy.PrivacySpec(epsilon=8.0, clip_norm=0.1, ...))
     private = privacy.PrivateModel(model, plan, microbatch_size=32)
-    private.compile(privacy.make_optimizer(plan, 1e-3), loss=loss)   # reduction=NONE
+    private.compile(tf.keras.optimizers.Adam(1e-3), loss=loss)   # reduction=NONE
     private.fit(x, y)
     private.epsilon()
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.engines import require_engine
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
-from tfdpsq.privacy.loop import Unchanging, digest_of_weights, unquoted_values
-from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.loop import Watch, digest_of_weights, unquoted_values
+from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
 from tfdpsq.privacy.proof.certificate import make_certificate
@@ -63,6 +64,7 @@ class PrivateModel(keras.Model):
         model: keras.Model,
         plan: PrivacyPlan,
         microbatch_size: int = 32,
+        engine: str = "fast",
         strict: bool = False,
         adapted_to: str = "",
     ):
@@ -73,6 +75,7 @@ class PrivateModel(keras.Model):
             one, is not called.
           plan: made by `make_plan` for the data that `fit` will get.
           microbatch_size: rows differentiated at a time.
+          engine: how clipped sums are computed; see `engines`.
           strict: refuse validation data and withhold training losses, which are
             measurements of private data that ε does not cover.
           adapted_to: "public" or "private": the data that layers of the model, such
@@ -93,12 +96,13 @@ class PrivateModel(keras.Model):
         self.microbatch_size = validation.positive_integer(
             "microbatch_size", microbatch_size
         )
+        self.engine = require_engine(engine)
         self._adapted_to = validation.one_of(
             "adapted_to", adapted_to, ("", "public", "private")
         )
         self.steps_executed = 0
         self._directory: str | None = None
-        self._ledger_head: str | None = None
+        self._run_id: str | None = None
         self._is_running = False
         self._ran: _FitRecord | None = None
         self.reads = private_reads.PrivateReads(strict=strict)
@@ -130,7 +134,7 @@ class PrivateModel(keras.Model):
 
     def compile(
         self,
-        optimizer: LogicalStep,
+        optimizer: Any,
         loss: fit_inputs.Loss | str,
         jit_compile: bool = False,
         steps_per_execution: int = 1,
@@ -139,7 +143,7 @@ class PrivateModel(keras.Model):
         """Sets optimizer and loss.
 
         Args:
-          optimizer: made by `make_optimizer` from the same plan.
+          optimizer: a new Keras optimizer, or the name of one.
           loss: a Keras loss with `reduction=NONE`, the name of one, or a function of
             (targets, predictions) to losses with the rows as first dimension;
             further dimensions are averaged.
@@ -150,22 +154,14 @@ class PrivateModel(keras.Model):
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
-          InputError: another optimizer or plan, a loss that reduces over rows or that
-            Keras does not know, the policy mixed_float16, `loss_weights`, or
-            `run_eagerly`.
+          InputError: an optimizer that has taken steps or has no finite rate, a loss
+            that reduces over rows or that Keras does not know, the policy
+            mixed_float16, `loss_weights`, or `run_eagerly`.
         """
         self._require_idle("compile")
         fit_inputs.require_options(options)
-        if not isinstance(optimizer, LogicalStep):
-            raise validation.InputError(
-                f"optimizer is a {type(optimizer).__name__}, which neither clips nor "
-                "adds noise. Make it with tfdpsq.privacy.make_optimizer(plan, ...)."
-            )
-        if optimizer.plan != self.plan:
-            raise validation.InputError(
-                "the optimizer was made for another plan than the model. Make both "
-                "from one plan."
-            )
+        optimizer = keras.optimizers.get(optimizer)
+        require_new(optimizer, self.plan.spec.steps)
         policies = {layer.dtype_policy.name for layer in flatten([self])}
         if "mixed_float16" in policies:
             raise validation.InputError(
@@ -236,9 +232,8 @@ class PrivateModel(keras.Model):
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed. They get losses of
             private rows. So where ε is finite none may change a weight, a learning
-            rate or another setting of the optimizer; a weight that one changes after
-            the last step is set back. What one keeps or writes, such as weights that
-            were best by a loss, is of no certificate.
+            rate or another setting of the optimizer. What one keeps or writes, such as
+            weights that were best by a loss, is of no certificate.
           validation_data: (x, y) or (x, y, sample weights), evaluated after every
             epoch: recorded in `reads` as a private read. For public data use
             `evaluate` after `fit`.
@@ -268,12 +263,13 @@ class PrivateModel(keras.Model):
         steps = self.plan.spec.steps
         per_epoch = validation.positive_integer(
             "steps_per_epoch",
-            steps_per_epoch or max(1, round(1 / self.plan.sampling_probability)),
+            max(1, round(1 / self.plan.sampling_probability))
+            if steps_per_epoch is None
+            else steps_per_epoch,
         )
         epochs = {"epochs": -(-steps // per_epoch), "steps": per_epoch}
         shown = {"add_history": True, "add_progbar": verbose != 0, "verbose": verbose}
         watch = keras.callbacks.CallbackList(callbacks, model=self, **shown, **epochs)
-        watched = bool(callbacks) or validation_data is not None
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
@@ -282,7 +278,7 @@ class PrivateModel(keras.Model):
         fit_inputs.try_model(self.model, empty["x"], empty["y"], loss, together)
         ran = _FitRecord(self.plan, self.model, self.optimizer, self._jit)
         if validation_data is not None:
-            with ran.weights_kept(watched):
+            with ran.weights_kept():
                 self._try_validation(validation_data)
         self.stop_training = False
         self._is_running = True
@@ -296,6 +292,7 @@ class PrivateModel(keras.Model):
                 lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
                 self.microbatch_size,
                 layers=[ran.model],
+                engine=self.engine,
                 units=None if groups is not None else rows,
                 groups=groups,
                 directory=directory,
@@ -303,7 +300,6 @@ class PrivateModel(keras.Model):
                 if directory is not None
                 else "",
                 before_call=epoch.begin,
-                hooks_may_write=watched,
                 also_tried=fit_inputs.extreme_rows(flat, groups),
                 on_step=epoch.step,
                 jit_compile=self._jit,
@@ -313,7 +309,7 @@ class PrivateModel(keras.Model):
         finally:  # also of a run that was interrupted, or has diverged
             self._is_running = False
             self._count(directory, epoch)
-        with ran.weights_kept(watched):
+        with ran.weights_kept():
             watch.on_train_end()
         ran.end()
         self._ran = ran
@@ -328,7 +324,7 @@ class PrivateModel(keras.Model):
         paid = ledger.steps_paid if ledger else None
         ran = epoch.executed if paid is None else paid
         self.steps_executed = max(self.steps_executed, ran)
-        self._ledger_head = ledger.head if ledger else None
+        self._run_id = ledger.run if ledger else None
 
     def _record_reads(
         self, directory: str | os.PathLike | None, validation_data: Any
@@ -371,9 +367,9 @@ class PrivateModel(keras.Model):
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
         ledger = ledger_in(directory, self.plan.fingerprint)
-        head = ledger.head if ledger else None
+        run_id = ledger.run if ledger else None
         # Another ledger, or none, would not count the steps that were paid before.
-        same = directory == self._directory and head == self._ledger_head
+        same = directory == self._directory and run_id == self._run_id
         if self.steps_executed and (directory is None or not same):
             raise validation.InputError(
                 f"fit has run {self.steps_executed} steps of its plan already; to run "
@@ -402,13 +398,15 @@ class PrivateModel(keras.Model):
         return require_rows(losses)
 
     def epsilon(self, accountant: str | None = None) -> float:
-        """ε spent by the steps that `fit` executed; see `PrivacyPlan.epsilon`.
+        """ε of what `fit` ran; see `PrivacyPlan.epsilon`.
 
-        Where a callback stopped training by looking at the weights, the plan's whole ε
-        applies instead: when it stopped tells of them, too. Where it looked at losses
-        or metrics of private rows, no ε covers that choice.
+        That of the whole plan where a callback stopped training: when it stopped tells
+        of the weights, too. Where it looked at losses or metrics of private rows, no ε
+        covers that choice.
         """
-        return self.plan.epsilon(self.steps_executed, accountant)
+        stopped = self.stop_training and self.steps_executed
+        steps = self.plan.spec.steps if stopped else self.steps_executed
+        return self.plan.epsilon(steps, accountant)
 
     def certificate(
         self,
@@ -418,7 +416,7 @@ class PrivateModel(keras.Model):
     ) -> dict[str, Any]:
         """The certificate of what `fit` ran, which `verify_certificate` recomputes.
 
-        Write it as JSON next to the weights; `tfdpsq verify` and `budget` read it. It
+        Write it as JSON next to the weights; `tfdpsq verify` reads it. It
         covers `fit` alone: neither what the weights learnt from private data before,
         nor settings chosen by looking at such data, nor the reads that it lists.
 
@@ -432,7 +430,7 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: missing steps; no argument for a `sensitivity_multiplier`
-            above 1; noise of a seed that was given; a value that JSON cannot hold.
+            above 1; a value that JSON cannot hold.
         """
         if fingerprints is None or isinstance(fingerprints, Mapping):
             fingerprints = {"code": code_fingerprint(), **(fingerprints or {})}
@@ -456,9 +454,7 @@ class PrivateModel(keras.Model):
                     "holds. Give sensitivity_argument."
                 )
             sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
-        if self.plan.spec.private and self._directory is None:
-            ran.optimizer.require_secret_noise()
-        engine = ran.optimizer.engine
+        engine = self.engine
         adapted = fit_inputs.adapted_layers(self.model, self.plan, self._adapted_to)
         return make_certificate(
             ran.plan,
@@ -482,7 +478,7 @@ class PrivateModel(keras.Model):
             },
             fingerprints=fingerprints,  # refused where they are no mapping
             private_reads=self.reads.entries,
-            ledger_head=self._ledger_head,
+            run_id=self._run_id,
         )
 
 
@@ -513,7 +509,7 @@ class _FitRecord:
         self,
         plan: PrivacyPlan,
         model: keras.Model,
-        optimizer: LogicalStep,
+        optimizer: Any,
         jit: bool,
     ):
         self.plan, self.model, self.optimizer, self.jit = plan, model, optimizer, jit
@@ -521,16 +517,10 @@ class _FitRecord:
         self._weights = list(model.weights)
         self.digest = ""  # of the weights of the last step
 
-    @contextlib.contextmanager
-    def weights_kept(self, watched: bool) -> Iterator[None]:
-        """Sets weights back that the block changes; it may see private rows."""
-        looks = watched and self.plan.spec.private
-        unchanging = Unchanging(self.optimizer, self._weights, looks)
-        unchanging.mark()
-        try:
-            yield
-        finally:
-            unchanging.restore()
+    def weights_kept(self) -> contextlib.AbstractContextManager[None]:
+        """Refuses a block that changes weights; it may see private rows."""
+        watch = Watch(self.optimizer, self._weights, self.plan.spec.private)
+        return watch.unchanged("before the first step or after the last one")
 
     def end(self) -> None:
         """Notes the weights as those of the last step."""

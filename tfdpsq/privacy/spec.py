@@ -15,12 +15,12 @@ from tfdpsq.privacy.randomness import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
-ENGINES = ("fast", "dpkeras", "vectorized")
+ENGINES = ("fast", "rowwise", "vectorized", "dpkeras")
 # The keys of `optimizers.OPTIMIZERS`, which takes seconds to import.
 OPTIMIZERS = ("adam", "adafactor", "t5x_adafactor", "sgd")
 UNITS = ("query", "pair", "user")
 # Fields that are recorded only where they are set.
-OPTIONAL = ("clip_groups", "secure", "noise_window", "clip_per_layer")
+OPTIONAL = ("clip_groups", "secure", "noise_window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,6 @@ class PrivacySpec:
       noise_window: m, for shuffled batches: the noise of every m steps of an epoch is
         correlated, so that most of it cancels in their sum, at the same ε (see
         `accounting`). At most an epoch counts. `None`: independent noise.
-      clip_per_layer: clip the gradient of each variable by itself, to C·√(d/D) for d of
-        D trained weights: all of them together have norm C at most (engine "fast").
 
     Raises:
       InputError: a value out of range, or two values that contradict each other;
@@ -89,7 +87,6 @@ class PrivacySpec:
     clip_groups: int | None = None
     secure: bool = False
     noise_window: int | None = None
-    clip_per_layer: bool = False
 
     def __post_init__(self) -> None:
         """Checks every value, then those that must fit each other."""
@@ -111,7 +108,7 @@ class PrivacySpec:
             validation.positive_integer("clip_groups", self.clip_groups)
         if self.noise_window is not None:
             validation.positive_integer("noise_window", self.noise_window)
-        for field in ("n_is_public", "secure", "clip_per_layer"):
+        for field in ("n_is_public", "secure"):
             if not isinstance(getattr(self, field), bool):
                 raise validation.InputError(
                     f"{field} is {getattr(self, field)!r}; say True or False."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,197 +12,136 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy import fast
+from tfdpsq.privacy.engines import Clipped, clipped_sum, require_engine
 from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import full_dtype
-from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
+from tfdpsq.privacy.keys import StepKeys
+from tfdpsq.privacy.optimizers import apply, build
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness.noise import noised
 from tfdpsq.privacy.replay import replayable
-from tfdpsq.privacy.terms import (
-    Losses,
-    Terms,
-    is_in_parts,
-    require_losses,
-    sum_of_parts,
-)
+from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
-
-# A scope of what the loss computes, in the graph of a step.
-OF_LOSS = "tfdpsq_loss"
 
 
 class Setup(NamedTuple):
     """A loss, what it trains, and how it is differentiated; see `train`."""
 
+    plan: PrivacyPlan
     per_example_losses: Callable[[Batch], Losses]
     variables: list[tf.Variable]
     layers: list[tf.Module]
-    optimizer: LogicalStep
-    microbatch_size: int | None
+    microbatch_size: int
+    engine: str = "fast"
     coupled: bool = False
 
 
 def make_logical_step(
+    plan: PrivacyPlan,
     per_example_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
-    optimizer: LogicalStep,
+    optimizer: Any,
     microbatch_size: int,
     layers: Iterable[tf.Module] = (),
-    rows_are_independent: bool = True,
-    copies_are_separate: bool = False,
+    engine: str = "fast",
     coupled: bool = False,
 ) -> Callable[..., tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
 
     Args:
+      plan: clip norm, noise and expected batch size.
       per_example_losses: maps a microbatch (a dict of tensors with `microbatch_size`
-        leading rows) to one loss per row, [microbatch_size] float32, or to `Terms`.
-        It runs the model in training mode.
+        leading rows) to one loss per row, [microbatch_size] float32. It runs the
+        model in training mode.
       variables: the trainable variables.
-      optimizer: made by `make_optimizer`.
+      optimizer: a Keras optimizer.
       microbatch_size: rows differentiated at a time; a multiple of the plan's
         `rows_clipped_together`.
       layers: the model, or the layers that hold `variables`. Engine "fast" needs
         them; with every engine their dropout draws from secret keys that a resumed
         run repeats (see `randomness`).
-      rows_are_independent: whether row i's loss depends on row i alone. If not,
-        the plan's sensitivity must account for it, and all rows of a logical batch
-        must form one microbatch.
-      copies_are_separate: for rows that are not independent and engine "fast", which
-        tells gradients apart by what a layer ran on: declares that every loss, or
-        value of `Terms`, runs the layers on copies of its own of all rows that it
-        reads. `fast.check` tests that, and `train` calls it.
+      engine: how clipped sums are computed; see `engines`.
       coupled: the loss returns `Coupled`, and its rows are differentiated one by one
         with every engine. `microbatch_size` is then M, every replica takes the whole
         batch, and the rows are dealt to them (see `coupled`).
 
     Returns:
-      A function of (batch, count): a dict of tensors with M leading rows, M a
-      multiple of `microbatch_size`, whose "weights" [M] are 0 for padding, and
+      A function of (batch, count, noise, keys): a dict of tensors with M leading rows,
+      M a multiple of `microbatch_size`, whose "weights" [M] are 0 for padding, and
       the number of leading rows in use, a scalar int32. Microbatches past
       `count` hold padding only and are skipped: their clipped sum is zero. The
       function updates the variables and returns the mean loss of the rows in
       use (those that are no number left out), which is a private measurement. An
-      empty batch still takes a noisy step. Where the plan is secure, a third argument
-      is what `secure_noise` drew for this step. A fourth is what `step_keys` of the
-      optimizer returned for it; without it the step's number is `iterations`, which
-      must never go back, and seeds are constants of the graph, so that anybody who has
-      a dump or a profile of it can subtract the noise. It can be wrapped in
+      empty batch still takes a noisy step. The third argument is what
+      `RunKey.secure_noise` drew for this step, and the fourth its `RunKey.step_keys`,
+      of a number that no other step of the run has. It can be wrapped in
       `tf.function`, `jit_compile=True` included, and run by `Strategy.run`, each
       replica on rows of its own; noise and result are then the same on all. Of R
       replicas, number r takes the microbatches r, r + R, r + 2R, … of the whole batch.
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
-        rows that are clipped together; rows that are not independent, nor separate
-        copies, with engine "fast"; coupled rows that the plan does not cover; a
+        rows that are clipped together; coupled rows that the plan does not cover; a
         variable listed twice; a variable of the process under which floating point is
         another one (`products.require_true_arithmetic`).
     """
     fast.require_distinct(variables)
-    together = _whole_units(microbatch_size, optimizer)
-    private = optimizer.plan.spec.private
-    if private:
+    require_engine(engine)
+    if plan.spec.private:
         products.require_true_arithmetic()
     if coupled:
-        coupled_rows.require_covered(optimizer.plan)
-    separate = rows_are_independent or copies_are_separate or coupled
-    if not separate and private and optimizer.engine == "fast":
-        raise validation.InputError(
-            'engine "fast" tells gradients apart by row, but here each loss depends '
-            'on several rows. Use engine "dpkeras" or "vectorized", or let every loss '
-            "run the layers on copies of its own (copies_are_separate)."
-        )
+        coupled_rows.require_covered(plan)
     variables = list(variables)
-    optimizer.prepare(variables)
-    step = _Step(
-        per_example_losses,
-        variables,
-        optimizer,
-        microbatch_size,
-        list(layers),
-        rows_are_independent and private and not coupled,
-        together,
-        coupled,
-        reads_rows=not rows_are_independent,
-    )
-    return step.run
+    build(optimizer, variables)
+    given = (plan, per_example_losses, variables, list(layers), microbatch_size)
+    step = _Step(Setup(*given, engine, coupled), _whole_units(microbatch_size, plan))
+    return functools.partial(step.run, optimizer)
 
 
 def make_microbatch_sum(
-    per_example_losses: Callable[[Batch], Losses],
-    variables: Sequence[tf.Variable],
-    optimizer: LogicalStep,
-    rows: int,
-    layers: Iterable[tf.Module] = (),
-    rows_are_independent: bool = True,
-) -> Callable[[Batch, tf.Tensor, tf.Tensor], Clipped]:
+    setup: Setup,
+) -> Callable[[Batch, tf.Tensor], Clipped]:
     """Builds what the logical step adds up, for trying it before anything is spent.
 
-    Arguments are those of `make_logical_step`, but for `rows`, the microbatch's.
-    Nothing of the optimizer is changed.
-
     Returns:
-      A function of (batch, apart, dropout). `apart`, a scalar bool: take the units one
-      by one, as the step does where a gradient is not finite. `dropout`: [2] int64,
-      the key of random layers. It returns what `LogicalStep.clipped_sum` does, of the
-      step's own sums. `complete` says whether the units were, or could have been,
-      taken together.
+      A function of (batch, dropout): `microbatch_size` rows, and the key of random
+      layers, [2] int64. It returns the step's own clipped sum of these rows.
     """
-    step = _Step(
-        per_example_losses,
-        list(variables),
-        optimizer,
-        rows,
-        list(layers),
-        rows_are_independent,
-        _whole_units(rows, optimizer),
-        coupled=False,
-        reads_rows=not rows_are_independent,
-    )
+    step = _Step(setup, _whole_units(setup.microbatch_size, setup.plan))
     zero = tf.constant(0, tf.int64)
-
-    def microbatch_sum(batch: Batch, apart: tf.Tensor, dropout: tf.Tensor) -> Clipped:
-        keys = StepKeys(zero, zero, dropout)
-        return step.of_microbatch(batch, zero, keys, apart)
-
-    return microbatch_sum
+    return lambda batch, dropout: step.of_microbatch(
+        batch, zero, StepKeys(zero, zero, dropout)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    per_example_losses: Callable[[Batch], Losses]
-    variables: list[tf.Variable]
-    optimizer: LogicalStep
-    microbatch_size: int
-    layers: list[tf.Module]
-    spares_others: bool  # a row without a finite gradient costs nobody else
+    setup: Setup
     together: int
-    coupled: bool
-    reads_rows: bool  # a loss reads other rows than its own; it may come in parts
 
     def run(
         self,
+        optimizer: Any,
         batch: Batch,
         count: tf.Tensor,
-        noise: Sequence[tf.Tensor] = (),
-        keys: StepKeys | None = None,
+        noise: Sequence[tf.Tensor],
+        keys: StepKeys,
     ) -> tf.Tensor:
         """Takes the step; see `make_logical_step`."""
-        keys = keys or self.optimizer.step_keys(self.optimizer.iterations)
-        size, rows = self.microbatch_size, batch["weights"].shape[0]
-        if rows % size:
+        setup, size = self.setup, self.setup.microbatch_size
+        rows = batch["weights"].shape[0]
+        if rows % size or (setup.coupled and rows != size):
             raise validation.InputError(
                 f"the batch has {rows} rows, which microbatch_size {size} does not "
-                "divide. Pad it to a multiple."
-            )
-        if self.coupled and rows != size:
-            raise validation.InputError(
-                f"the batch has {rows} coupled rows and microbatch_size is {size}, but "
-                "rows that read each other must form one microbatch. Set it to all."
+                "divide, or which read each other and must form one microbatch. Pad "
+                "it to a multiple, or set microbatch_size to all."
             )
         replica = tf.distribute.get_replica_context()
+        several = replica is not None and replica.num_replicas_in_sync > 1
         first, every = 0, 1
-        if replica is not None and not self.coupled:  # those have the same batch
+        if replica is not None and not setup.coupled:  # those have the same batch
             first = replica.replica_id_in_sync_group
             every = replica.num_replicas_in_sync
         first = tf.cast(first, tf.int64)
@@ -232,31 +171,25 @@ class _Step:
             # once: ten times the activations.
             parallel_iterations=1,
         )
-        estimate = self.optimizer.privatize(sums, noise, keys)
-        self.optimizer.update(estimate, self.variables)
         losses = [loss_sum, losses_counted]
-        if replica is not None and replica.num_replicas_in_sync > 1:
+        if several:
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(sums))
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
+        estimate = privatized(setup.plan, sums, noise, keys)
+        apply(optimizer, estimate, setup.variables)
         return losses[0] / tf.maximum(losses[1], 1.0)
 
-    def of_microbatch(
-        self,
-        part: Batch,
-        number: tf.Tensor,
-        keys: StepKeys,
-        apart: tf.Tensor | bool = False,
-    ) -> Clipped:
+    def of_microbatch(self, part: Batch, number: tf.Tensor, keys: StepKeys) -> Clipped:
         """Returns the rows' losses and the sum of their clipped gradients."""
         clipped = self._differentiated(part, number, keys)
-        if not self.spares_others or clipped.complete is True:
+        if clipped.complete is True:
             return clipped
         # Were the other rows of the microbatch lost with one that has no finite
         # gradient, one unit could move the sum by a whole microbatch of clip norms. So
-        # they are taken one by one. Rows that depend on each other stay as they are; a
-        # sensitivity that bounds every row's change covers their loss as well.
+        # they are taken one by one.
         sums = tf.cond(
-            clipped.complete & tf.logical_not(apart),
-            lambda: _cast(clipped.sums, self.variables),
+            clipped.complete,
+            lambda: _cast(clipped.sums, self.setup.variables),
             lambda: self._one_by_one(part, number, keys),
         )
         return clipped._replace(sums=sums)
@@ -264,48 +197,37 @@ class _Step:
     def _differentiated(
         self, part: Batch, number: tf.Tensor, keys: StepKeys
     ) -> Clipped:
-        optimizer = self.optimizer
+        plan, per_example_losses, variables, layers, _, engine, coupled = self.setup
 
-        @contextlib.contextmanager
-        def replayed() -> Iterator[None]:
-            with tf.name_scope(OF_LOSS):
-                with replayable(self.layers, keys.dropout, keys.number, number):
-                    yield
+        def losses() -> Any:
+            with replayable(layers, keys.dropout, keys.number, number):
+                return per_example_losses(part)
 
-        def losses() -> Losses:
-            with replayed():
-                return require_losses(self.per_example_losses(part))
-
-        if self.coupled:
-            with replayed():
-                found = coupled_rows.require_coupled(self.per_example_losses(part))
-                return optimizer.coupled_sum(found, self.variables, part["weights"])
-        if self.reads_rows:
-            with replayed():
-                terms: Any = self.per_example_losses(part)
-            if is_in_parts(terms):
-                return Clipped(self._of_parts(terms, replayed), terms.losses, True)
-        return optimizer.clipped_sum(
-            losses, self.variables, self.layers, part["weights"]
-        )
-
-    def _of_parts(self, found: Terms, replayed: Callable[[], Any]) -> list[tf.Tensor]:
-        def clipped_sum(terms: Callable[[], Terms]) -> Sequence[tf.Tensor]:
-            def of_part() -> Terms:
-                with replayed():
-                    return terms()
-
-            ones = tf.ones(found.coefficients.shape[1])  # the coefficients have zeros
-            return self.optimizer.clipped_sum(
-                of_part, self.variables, self.layers, ones
-            ).sums
-
-        return sum_of_parts(found, clipped_sum, self._zero_sums())
+        if not coupled:
+            return clipped_sum(
+                engine,
+                plan,
+                lambda: require_losses(losses()),
+                variables,
+                layers,
+                part["weights"],
+            )
+        with replayable(layers, keys.dropout, keys.number, number):
+            found = coupled_rows.require_coupled(per_example_losses(part))
+            if plan.spec.private:
+                sums = coupled_rows.clipped_sum(
+                    found, variables, plan.spec.clip_norm, part["weights"]
+                )
+            else:
+                counted = coupled_rows.own_rows(part["weights"])
+                counted = tf.cast(counted, found.losses.dtype)
+                sums = list(found.gradient(counted, variables))
+        return Clipped(sums, found.losses, True)
 
     def _one_by_one(
         self, part: Batch, number: tf.Tensor, keys: StepKeys
     ) -> list[tf.Tensor]:
-        size, together = self.microbatch_size, self.together
+        size, together = self.setup.microbatch_size, self.together
 
         def add(row: Any, *sums: Any) -> Any:
             # As many rows as there are, which a loss can read, and all its own: padding
@@ -326,13 +248,45 @@ class _Step:
         return sums
 
     def _zero_sums(self) -> list[tf.Tensor]:
-        return [tf.zeros(v.shape, full_dtype(v)) for v in self.variables]
+        return [tf.zeros(v.shape, full_dtype(v)) for v in self.setup.variables]
 
 
-def _whole_units(microbatch_size: int, optimizer: LogicalStep) -> int:
+def privatized(
+    plan: PrivacyPlan,
+    sums: Sequence[tf.Tensor],
+    noise: Sequence[tf.Tensor],
+    keys: StepKeys,
+) -> list[tf.Tensor]:
+    """The gradient estimate of one logical step, (Σ + noise) / expected batch size.
+
+    Args:
+      plan: its noise and batch size.
+      sums: per variable, the clipped sum over all microbatches and replicas.
+      noise: of a secure plan, what `RunKey.secure_noise` drew for this step.
+      keys: `RunKey.step_keys` of this step.
+
+    Raises:
+      InputError: a secure plan without noise for every variable.
+    """
+    if plan.grid_step is not None:
+        if len(noise) != len(sums):
+            raise validation.InputError(
+                f"secure is True, but there is noise for {len(noise)} of {len(sums)} "
+                "variables. Give the step what RunKey.secure_noise returns, afresh for "
+                "every step."
+            )
+        sums = grid.noised(sums, noise, plan.grid_step)
+    elif plan.spec.private:
+        sums = noised(
+            sums, plan.noise_stddev, keys.noise, keys.number, plan.noise_window
+        )
+    return [value / plan.spec.batch_size for value in sums]
+
+
+def _whole_units(microbatch_size: int, plan: PrivacyPlan) -> int:
     """Returns the rows clipped together, if they divide those of a microbatch."""
     validation.positive_integer("microbatch_size", microbatch_size)
-    together = optimizer.plan.rows_clipped_together
+    together = plan.rows_clipped_together
     if microbatch_size % together:
         raise validation.InputError(
             f"microbatch_size {microbatch_size} parts the {together} rows that are "

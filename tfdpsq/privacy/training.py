@@ -8,30 +8,34 @@ is computed from.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, computation, fast, trials, workers
+from tfdpsq.privacy import checkpoint, checks, fast, optimizers, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.engines import require_engine
 from tfdpsq.privacy.environment import warning_of_logs
-from tfdpsq.privacy.independence import require_nothing_kept
-from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
-from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.keys import RunKey
+from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Watch, kept_in
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
-from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
-from tfdpsq.privacy.randomness.secure import SecureSource
+from tfdpsq.privacy.randomness.noise import SCHEME
+from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch, Setup
 from tfdpsq.privacy.terms import Losses
 
@@ -40,16 +44,17 @@ def train(
     plan: PrivacyPlan,
     per_example_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
-    optimizer: LogicalStep,
+    optimizer: Any,
     take: Take,
-    microbatch_size: int | None,
+    microbatch_size: int,
     layers: Iterable[tf.Module] = (),
+    engine: str = "fast",
     units: int | None = None,
     groups: Groups | None = None,
     directory: str | os.PathLike | None = None,
     data_fingerprint: str = "",
     save_every: int = 50,
-    sampler_seed: int | None = None,
+    seed: int | None = None,
     on_step: Callable[[int, float], bool | None] | None = None,
     jit_compile: bool = False,
     before_step: Callable[[int], None] | None = None,
@@ -59,7 +64,6 @@ def train(
     pause_every: int | None = None,
     coupled: bool = False,
     before_call: Callable[[range], None] | None = None,
-    hooks_may_write: bool = True,
     also_tried: Sequence[int] = (),
 ) -> int:
     """Runs every step of `plan`.
@@ -76,31 +80,32 @@ def train(
 
     Args:
       plan: sampler, noise scale, number of steps.
-      per_example_losses: maps a batch to one loss per row, or to `Terms`; see
+      per_example_losses: maps a batch to one loss per row; see
         `make_logical_step`.
       variables: what is trained.
-      optimizer: made by `make_optimizer` from the same plan.
+      optimizer: a new Keras optimizer.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
         rows, in that order, whatever it is; numbers may repeat. A row must not depend
         on the others taken with it, nor must its shape, and a number must always give
         the same row: draw at random in Keras's layers.
-      microbatch_size: rows differentiated at a time on one replica; `None` when
-        rows depend on each other (an in-batch softmax) and must stay together. The
-        plan's sensitivity must then say so. Where rows depend only on those that
-        they are clipped together with (the spec's clip_groups), a multiple of a group.
+      microbatch_size: rows differentiated at a time on one replica. Where rows depend
+        on those that they are clipped together with (the spec's clip_groups), a
+        multiple of a group.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
+      engine: how clipped sums are computed; see `engines`. Where "fast" has no rule for
+        a layer, "rowwise" takes its place, with a warning.
       units: how many units the data have; `None` takes the spec's n.
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
         one that is meant for release. Weights of `layers` that are not trained are not
-        kept: a run refuses to go on with others, or where ε is finite with layers or a
-        loss that compute something else (see `computation`).
+        kept: a run refuses to go on with others, or with layers that have another
+        configuration. The loss's code is not compared.
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
-      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it, without a
-        `directory`: that keeps a seed of its own.
+      seed: of the run's `RunKey`, secret; `None` takes fresh entropy. Only tests fix
+        it, without a `directory`: that keeps a seed of its own.
       on_step: called after each step with the number of steps executed and the
         mean loss, a private measurement wherever the data are private. Training
         stops early if it returns `True`.
@@ -122,11 +127,8 @@ def train(
         one. It decides itself how many rows it runs at a time; batches are padded to a
         multiple of `microbatch_size`, and every replica takes the whole batch.
       before_call: called before each compiled call with the numbers of its steps, from
-        0. Where ε is finite neither it nor `on_step` may change the optimizer's
-        settings: they may have seen losses, and no state holds what they set.
-      hooks_may_write: look whether `on_step` or `before_call` changed a weight, and
-        refuse that where ε is finite; after the last step it is set back. This reads
-        all weights twice a call. `False` promises that neither does.
+        0. Where ε is finite neither it nor `on_step` may change a weight or a setting
+        of the optimizer: they may have seen losses.
       also_tried: numbers of rows whose loss is computed once before the first step, as
         it must be possible of all: those with the largest ids or labels, say.
 
@@ -145,8 +147,8 @@ def train(
     Raises:
       Preempted: `preempted` said so before the last step.
       Diverged: weights were not finite, and there is a `directory`; see `endings`.
-      InputError: the optimizer was made for another plan, or has run before (its
-        steps would be paid for once and taken twice); `take` returns too few rows;
+      InputError: an optimizer that has taken steps, or has no finite rate; `take`
+        returns too few rows;
         a loss that writes a state, depends on other rows, or draws random numbers that
         cannot be repeated; a weight that no rule covers; other data or another plan
         than the directory's; a damaged ledger or state; with `directory`, too little
@@ -155,134 +157,90 @@ def train(
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
-    groups = _own_groups(groups, hooks_may_write)
+    groups = _own_groups(groups)
     layers, variables = list(layers), list(variables)
     if plan.spec.private and (warning := warning_of_logs()):
         logging.log_first_n(logging.WARNING, "%s", 1, warning)
+    validation.positive_integer("microbatch_size", microbatch_size)
     setup = Setup(
-        per_example_losses, variables, layers, optimizer, microbatch_size, coupled
+        plan, per_example_losses, variables, layers, microbatch_size, engine, coupled
     )
-    _require_unused(optimizer, plan, variables)
-    _require_no_seed(directory, sampler_seed)
-    pace = Pace(save_every, pause_every or save_every, steps_per_loop)
-    hooks = Hooks(before_step, before_call, on_step, preempted)
-    hooks.require_pace(pace)
-    together, declared = _rows_together(plan, microbatch_size, coupled)
-    count = len(groups.rows) if groups is not None else units or plan.spec.num_units
-    numbers = None if groups is None else np.sort(groups.rows)
-    rows = trials.Rows(take, count, together, numbers)
-    batch = rows.few()
-    if before_step is not None:
-        before_step(0)  # or what is tried would read what was never set
-    repeats = directory is not None
-    read: list[tf.Module | tf.Variable] = [*layers]
-    if plan.spec.private:
-        traced = trials.try_setup(setup, rows, batch, declared, repeats, also_tried)
-        read += traced.function.graph.variables
-        take = trials.of_one_shape(take, batch)
-    settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
-    if repeats and plan.spec.private:
-        settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
-    if repeats:
-        settings[checkpoint.NOT_TRAINED] = _not_trained(read, [*variables, *state])
-    data_fingerprint = _with_units(data_fingerprint, units, groups)
-    _require_same_settings(plan, settings, units, groups)
-    # Only the chief has a directory and pays.
-    chiefs = directory if workers.is_chief() else None
-    with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
-        seed = _seeded(plan, optimizer, kept, sampler_seed)
-        optimizer.prepare(variables)  # or its slots would be missing from the state
-        take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
-        _build(take_steps, batch, plan)
-        state = [*variables, *optimizer.state(), *state]
-        # The step's own are a schedule's, too.
-        watched = [*read, *state, *take_steps.read] if hooks_may_write else []
-        unchanging = Unchanging(optimizer, _held(watched), plan.spec.private)
-        sampler = plan.sampler(units, seed, groups)
-        loop = Loop(
-            plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
-        )
-        if repeats and plan.spec.private:
-            loop.rehearse = functools.partial(take_steps.rehearse, batch)
-        return loop.run(ends_if_diverged=repeats)
-
-
-def _own_groups(groups: object, copied: bool) -> Groups | None:
-    """Returns the groups; `copied`, as a hook may hold the arrays of those given."""
-    if groups is not None and not isinstance(groups, Groups):
-        raise validation.InputError(
-            f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
-            "i names the unit that has row i."
-        )
-    if groups is None or not copied:
-        return groups
-    return Groups(np.array(groups.rows), np.array(groups.offsets))
-
-
-def _build(
-    steps: CompiledSteps, batch: Mapping[str, np.ndarray], plan: PrivacyPlan
-) -> None:
-    """Builds the step: what cannot be built must fail before it is paid for.
-
-    Of as many rows as a step takes, the loss may write what it does not of few.
-
-    Raises:
-      InputError: XLA cannot compile it, or the loss keeps something.
-    """
-    of_loss = steps.build(batch)
-    if plan.spec.private:
-        require_nothing_kept(of_loss)
-
-
-def _require_unused(optimizer: Any, plan: Any, variables: Any) -> None:
-    """Refuses an optimizer of another plan or run, and a model without weights."""
-    if optimizer.plan != plan:
-        raise validation.InputError(
-            "the optimizer was made for another plan, so its noise is not what "
-            "would be accounted for. Make it with make_optimizer(plan, ...)."
-        )
-    if int(tf.convert_to_tensor(optimizer.iterations)):
-        raise validation.InputError(
-            "the optimizer has taken steps before, which this plan does not account "
-            "for. Make a new one with make_optimizer(plan, ...)."
-        )
+    require_engine(engine)
+    optimizers.require_new(optimizer, plan.spec.steps)
     fast.require_distinct(variables)
     if not variables:
         raise validation.InputError(
             "there are no variables to train. Build the model first, by calling it "
             "on a batch, and pass its trainable_variables."
         )
-
-
-def _require_no_seed(
-    directory: str | os.PathLike | None, sampler_seed: int | None
-) -> None:
-    """Refuses a given seed next to the one that a directory keeps."""
-    if directory is not None and sampler_seed is not None:
+    if directory is not None and seed is not None:
         raise validation.InputError(
-            "sampler_seed is given, and a directory: another seed would repeat steps "
-            "that are paid for on other rows under the same noise. Leave sampler_seed "
-            "out; the directory keeps a secret one."
+            "seed is given, and a directory, which keeps a secret one. Leave seed out."
         )
-
-
-def _rows_together(
-    plan: PrivacyPlan, microbatch_size: int | None, coupled: bool
-) -> tuple[int, bool]:
-    """Returns (rows clipped together, whether other rows are declared to matter)."""
+    pace = Pace(save_every, pause_every or save_every, steps_per_loop)
+    hooks = Hooks(before_step, before_call, on_step, preempted)
+    hooks.require_pace(pace)
     if coupled:
         coupled_rows.require_covered(plan)
-        validation.positive_integer("microbatch_size", microbatch_size or 0)
-    if plan.spec.clip_groups is None:
-        return 1, microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    together = plan.rows_clipped_together
-    if microbatch_size is None:
-        raise validation.InputError(
-            f"microbatch_size is None and clip_groups {plan.spec.clip_groups}: a "
-            "loss over all rows would be clipped as if it kept to its group. Set "
-            f"microbatch_size to a multiple of the {together} rows of a group."
+    count = len(groups.rows) if groups is not None else units or plan.spec.num_units
+    numbers = None if groups is None else np.sort(groups.rows)
+    rows = checks.Rows(take, count, numbers)
+    if before_step is not None:
+        before_step(0)  # or what is tried would read what was never set
+    repeats = directory is not None
+    read: list[tf.Module | tf.Variable] = [*layers]
+    batch = rows.take_some(plan.rows_clipped_together)
+    by_microbatch = False
+    if plan.spec.private:
+        setup, variables_read, by_microbatch = checks.check_setup(
+            setup, rows, also_tried
         )
-    return together, False  # what groups declare is that they are independent
+        read += variables_read
+        take = checks.of_one_shape(take, batch)
+    settings = {
+        "engine": setup.engine,
+        "optimizer": type(optimizer).__name__,
+        "the optimizer's settings": repr(optimizers.settings_of(optimizer)),
+        "jit_compile": repr(_compiled_by_xla(jit_compile)),
+        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
+        "random_numbers": SCHEME,
+        "the version of tfdpsq": tfdpsq.__version__,
+    }
+    if by_microbatch:  # else a step is the same whatever its microbatches
+        settings["microbatch_size"] = repr(microbatch_size)
+    if repeats:
+        settings["the model's configuration"] = _configuration(layers)
+        settings["frozen weights"] = _not_trained(read, [*variables, *state])
+    data_fingerprint = _with_units(data_fingerprint, units, groups)
+    _require_same_settings(plan, settings, units, groups)
+    # Only the chief has a directory and pays.
+    chiefs = directory if workers.is_chief() else None
+    with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
+        key = _key_of(plan, kept, seed)
+        slots = optimizers.build(optimizer, variables)
+        take_steps = CompiledSteps(setup, optimizer, key, jit_compile, steps_per_loop)
+        take_steps.build(batch)
+        state = [*variables, *slots, *state]
+        # The step's own are a schedule's, too.
+        watched = _held([*read, *state, *take_steps.read])
+        watch = Watch(optimizer, watched, plan.spec.private)
+        sampler = plan.sampler(units, key.sampler, groups)
+        loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept, watch)
+        if repeats and plan.spec.private:
+            loop.rehearse = functools.partial(take_steps.rehearse, batch)
+        return loop.run(ends_if_diverged=repeats)
+
+
+def _own_groups(groups: object) -> Groups | None:
+    """Returns a copy of the groups, since a hook may hold the arrays of those given."""
+    if groups is not None and not isinstance(groups, Groups):
+        raise validation.InputError(
+            f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
+            "i names the unit that has row i."
+        )
+    if groups is None:
+        return None
+    return Groups(np.array(groups.rows), np.array(groups.offsets))
 
 
 def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:
@@ -296,63 +254,17 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
 
 
-def _seeded(
-    plan: Any, optimizer: Any, kept: Kept | None, sampler_seed: int | None
-) -> int:
-    """Seeds the optimizer and TensorFlow for a run; returns the sampler's seed."""
-    seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
-    chosen = sampler_seed is not None or optimizer.noise_seed_is_given
-    if plan.spec.private and kept is None and chosen:
+def _key_of(plan: PrivacyPlan, kept: Kept | None, seed: int | None) -> RunKey:
+    """The key of a run, which TensorFlow's own generators are seeded from as well."""
+    if plan.spec.private and seed is not None:
         logging.warning(
-            "noise_seed or sampler_seed was given: epsilon does not hold against "
-            "anyone who guesses it. Give seeds in tests only."
+            "seed was given: epsilon does not hold against anyone who guesses it. Give "
+            "it in tests only."
         )
-    optimizer.reseed_for_a_run()
-    if kept is not None:
-        optimizer.reseed(kept.secrets.noise_seed)
-        seed = kept.secrets.sampler_seed
-    optimizer.take_chiefs_seeds()
-    seed = workers.chiefs_number(seed)
+    key = RunKey(plan, kept.secrets.seed if kept is not None else seed)
     if plan.spec.private:
-        tf.random.set_seed(_global_seed(plan, seed))
-    return seed
-
-
-def _global_seed(plan: PrivacyPlan, seed: int) -> int:
-    if plan.spec.secure:
-        return SecureSource(seed).seed("global") % (1 << 63)
-    return derived_seed(seed, "global") % (1 << 63)
-
-
-def _settings(
-    optimizer: Any,
-    variables: Any,
-    microbatch_size: Any,
-    jit_compile: Any,
-    compared: Any,
-) -> dict[str, str]:
-    """Settings that a resumed run must not change."""
-    try:
-        config = optimizer.get_config()
-    except NotImplementedError as error:  # of a schedule that somebody wrote
-        if compared:
-            raise validation.InputError(
-                "learning_rate is a schedule without get_config, so that a resumed run "
-                "could not be compared with what it was. Define it, as "
-                "keras.optimizers.schedules.LearningRateSchedule says, or train "
-                "without a directory."
-            ) from error
-        config = {}
-    return {
-        "engine": optimizer.engine,
-        "optimizer": repr(sorted(config.items(), key=str)),
-        "microbatch_size": repr(microbatch_size),
-        "jit_compile": repr(_compiled_by_xla(jit_compile)),
-        checkpoint.VARIABLES: repr(
-            [(v.shape.as_list(), v.dtype.name) for v in variables]
-        ),
-        "random_numbers": SCHEME,
-    }
+        tf.random.set_seed(key.process)
+    return key
 
 
 def _not_trained(layers: Any, restored: Any) -> str:
@@ -390,10 +302,23 @@ def _held(layers: Any, apart: Sequence[tf.Variable] = ()) -> list[tf.Variable]:
     return found
 
 
-def _described(traced: Any, variables: Any, layers: Any, state: Any) -> str:
-    """Returns what a loss computes, by the variables that a resumed run has, too."""
-    held = [variable for module in _modules_of(layers) for variable in module.variables]
-    return computation.described(traced.function, variables, [*state, *held])
+def _configuration(layers: Any) -> str:
+    """A digest of the layers' configurations, equal in every process that makes them.
+
+    Names are left out, since Keras numbers them by process.
+    """
+    found = []
+    for module in _modules_of(layers):
+        config: Any = {}
+        if isinstance(module, keras.layers.Layer):
+            with contextlib.suppress(NotImplementedError), warnings.catch_warnings():
+                # keras-nlp's layers hold functions as initializers, of which Keras warns.
+                warnings.simplefilter("ignore", UserWarning)
+                config = module.get_config()  # without it, its layers have theirs
+        found.append([type(module).__qualname__, config])
+    text = json.dumps(found, sort_keys=True, default=lambda v: type(v).__qualname__)
+    unnumbered = re.sub(r'_[0-9]+(?=["_])', "", text)
+    return hashlib.sha256(unnumbered.encode()).hexdigest()
 
 
 def _modules_of(layers: Any) -> list[tf.Module]:

@@ -4,15 +4,12 @@ import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.retriever.caching import cached_gradients
 from tfdpsq.retriever.direct_dp import (
     METHODS,
-    logit_dp_is_vacuous_above,
-    logit_dp_sensitivity_multiplier,
     microbatch_sensitivity_multiplier,
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
 )
 from tfdpsq.retriever.direct_losses import (
     GroupLosses,
-    LogitTerms,
     NaiveLosses,
     PublicNegatives,
 )
@@ -45,7 +42,6 @@ __all__ = [
     "DocumentIndex",
     "Embedder",
     "GroupLosses",
-    "LogitTerms",
     "NaiveLosses",
     "PublicNegatives",
     "RetrieverConfig",
@@ -63,8 +59,6 @@ __all__ = [
     "encode_texts",
     "in_batch_losses",
     "load",
-    "logit_dp_is_vacuous_above",
-    "logit_dp_sensitivity_multiplier",
     "make_batches",
     "microbatch_sensitivity_multiplier",
     "naive_sensitivity_multiplier",

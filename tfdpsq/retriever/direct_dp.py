@@ -3,30 +3,27 @@
 DP-SGD adds noise in proportion to the *sensitivity* of the sum of clipped
 gradients: the furthest it can move when one pair is added to, or removed from,
 the batch. For a loss that is a sum over pairs this is the clip norm C. The
-in-batch softmax is none: every pair is a negative of every other. Four ways out,
+in-batch softmax is none: every pair is a negative of every other. Three ways out,
 for neighbouring data sets of which one is the other plus one pair:
 
 | method | what is clipped to C | sensitivity | the step must draw |
 |---|---|---|---|
 | `naive` | the gradient of a row's in-batch loss | (2n − 1)·C | Poisson, at most n |
 | `microbatch` | that of a group's summed losses | 2·C | Poisson, then dealt to groups |
-| `logit_dp` | that of one score z_ij | up to (2 + 2e^{2s})·C | Poisson, at most n |
 | `public_negatives` | that of a row's loss among public documents | C | Poisson |
 
 The losses are in `direct_losses`. Each function here has the derivation, and the
 tests search for neighbours that come near the bound and beyond none.
 
-Source: Carranza et al. 2024 (`naive`, their direct DP-SGD baseline); Kong et al.
-2023, arXiv:2310.03104 (`logit_dp`); `microbatch` and `public_negatives` are ours.
+Source: Carranza et al. 2024 (`naive`, their direct DP-SGD baseline); `microbatch` and
+`public_negatives` are ours.
 """
 
 from __future__ import annotations
 
-import math
+from tfdpsq.validation import positive_integer
 
-from tfdpsq.validation import positive, positive_integer
-
-METHODS = ("naive", "microbatch", "logit_dp", "public_negatives")
+METHODS = ("naive", "microbatch", "public_negatives")
 
 
 def naive_sensitivity_multiplier(max_batch_size: int) -> int:
@@ -102,75 +99,6 @@ def microbatch_sensitivity_multiplier() -> int:
       2.
     """
     return 2
-
-
-def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
-    r"""Sensitivity of the Logit-DP sum, in units of C; it depends on the temperature.
-
-    Let z_ij = s·cos(q_i, d_j), |z_ij| ≤ s, and G_ij = clip(∇z_ij, C). The gradient
-    of the in-batch loss is Σ_ij c_ij ∇z_ij with c_ij = p_ij − [i = j], p_i the
-    softmax of row i; Logit-DP sums c_ij G_ij instead. Removing pair n leaves every
-    G_ij with i, j < n as it is, for it reads pairs i and j alone, and makes
-    p'_ij = p_ij / (1 − p_in). So the sum moves by
-
-      Σ_{j≤n} c_nj G_nj  +  Σ_{i<n} [p_in G_in + Σ_{j<n} (p_ij − p'_ij) G_ij].
-
-    The first sum has norm at most C·Σ_j |c_nj| = 2(1 − p_nn)·C. In the bracket,
-    Σ_{j<n} (p'_ij − p_ij) = (1 − (1 − p_in)) = p_in, all of one sign: norm at most
-    2·p_in·C. With every z in [−s, s] and n columns in each softmax,
-
-      1 − p_nn ≤ (n − 1) / (n − 1 + e^{−2s}),   p_in ≤ 1 / (1 + (n − 1) e^{−2s}),
-
-    and altogether
-
-      L(n, s) = 2(n − 1) / (n − 1 + e^{−2s}) + 2(n − 1) / (1 + (n − 1) e^{−2s}).
-
-    Both terms grow with n, so the largest batch bounds every smaller one; L tends to
-    2 + 2e^{2s}. At s = 1 that is 16.8, however large the batch. But it grows as the
-    square of e^s: at s = ½·ln(n) it is n already, half of what clipping whole rows has
-    (`naive`, 2n − 1), and from about s = ln(n) + 0.35 on it is *vacuous*, not better
-    than that: 7.3 for n = 1,024, 3.8 for n = 32, where retrievers want 20 and more.
-    `logit_dp_is_vacuous_above` says where exactly.
-
-    All n columns must stay in every softmax: a column that is masked for being the
-    row's own document again, or another known answer, leaves fewer to share the
-    probability, and p_in can be near 1 for every i. So nothing is masked but padding,
-    which is in no batch.
-
-    Args:
-      max_batch_size: n, the most pairs a batch can hold.
-      scale: s, what cosines are multiplied by; 1/temperature.
-
-    Returns:
-      L(n, s); 1 for n = 1, as no plan may have less.
-
-    Raises:
-      InputError: n below 1, or a scale that is not above 0.
-
-    Source: the method of Kong et al. 2023 (arXiv:2310.03104); the bound is derived
-      here. Their published code leaves the temperature out.
-    """
-    others = positive_integer("max_batch_size", max_batch_size) - 1
-    spread = math.exp(-2.0 * positive("scale", scale))
-    own = others / (others + spread)
-    return max(1.0, 2 * own + 2 * others / (1 + others * spread))
-
-
-def logit_dp_is_vacuous_above(max_batch_size: int) -> float:
-    """The scale from which Logit-DP's bound is not better than 2n − 1.
-
-    Found by bisection to 1e-6; next to 0 for n = 1, where both are 1.
-
-    Raises:
-      InputError: n below 1.
-    """
-    naive = naive_sensitivity_multiplier(max_batch_size)
-    low, high = 1e-9, 50.0  # at 50, L is 2n for every n below e^100
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        below = logit_dp_sensitivity_multiplier(max_batch_size, middle) < naive
-        low, high = (middle, high) if below else (low, middle)
-    return high
 
 
 def public_negatives_sensitivity_multiplier() -> int:

@@ -1,10 +1,7 @@
 """The losses of direct DP training, each clipped as `direct_dp` presumes.
 
-An engine that clips by row tells gradients apart by what a layer ran on. Where one
-score reads two rows, it therefore gets copies of its own of both (`logit_dp`): n² texts
-to encode for a batch of n, which is what one gradient per score costs in any case, some
-at a time. `naive` takes as many, a row after the other, and differentiates itself, some
-documents at a time. The other two need no copies.
+`naive` embeds n texts for each of a batch's n rows: it differentiates itself, a row
+after the other, some documents at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +16,12 @@ import tensorflow as tf
 from tfdpsq.layers import Folded, dropout_seed
 from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.caching import dense, embed_in_parts, pull_back
-from tfdpsq.retriever.losses import NEVER, losses_among, losses_of_scores
+from tfdpsq.retriever.losses import losses_among, losses_of_scores
 from tfdpsq.retriever.model import Batch, TwoTower, embed
 from tfdpsq.validation import InputError, positive_integer
 
 # Maps coefficients [B] of losses, and variables, to the gradient of their sum.
 Gradient = Callable[[tf.Tensor, Sequence[tf.Variable]], list[tf.Tensor]]
-# As many as the trial rows of private training have, which are taken at once.
-_LEAST_SCORES = 16
 
 
 class NaiveLosses:
@@ -210,140 +205,6 @@ class GroupLosses:
             model.config.bidirectional,
         )
         return tf.reshape(losses, batch["weights"].shape)
-
-
-class LogitTerms:
-    """The scores of all pairs of rows, what each counts, and the rows' losses.
-
-    In parts, texts are embedded twice: once for all scores, of which the coefficients
-    follow, and once more for the gradients of some, under the same dropout. In memory
-    are the activations of one part, however large the batch.
-
-    Attributes:
-      layers: what runs, and what dropout is drawn by.
-    """
-
-    def __init__(self, model: TwoTower, scores: int | None = None):
-        """Takes the model to be trained.
-
-        Args:
-          model: the model.
-          scores: how many are made at a time, each of a query and a document, 16 at
-            least; `None` for all at once.
-
-        Raises:
-          InputError: a bidirectional model, or one that learns its scale: the bound is
-            for one softmax of a given scale; scores below 1.
-        """
-        _one_direction(model, "logit_dp")
-        if model.config.learned_scale:
-            raise InputError(
-                "learned_scale is True, but logit_dp's sensitivity follows from the "
-                "scale, which must stay what it is. Set learned_scale to False."
-            )
-        if scores is not None:
-            scores = max(positive_integer("scores", scores), _LEAST_SCORES)
-        self._model, self._at_a_time = model, scores
-        # Draws nothing: private training gives it keys that a resumed run repeats.
-        self._draws = tf.keras.layers.Dropout(0.0)
-        self.layers = [model, self._draws]
-
-    def __call__(self, batch: Batch) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """The gradient of the in-batch loss as a sum over scores.
-
-        Args:
-          batch: B rows, as `TwoTower.per_example_losses` takes; known positives and
-            equal documents are ignored (`logit_dp_sensitivity_multiplier`).
-
-        Returns:
-          values: [B²] float32, z_ij at i·B + j. Or, where that is more than are made at
-            a time, a function of a part's number to its scores.
-          coefficients: [B²] float32, or [parts, scores], p_ij − [i = j]; 0 where i or j
-            is padding, or a row without a finite embedding, which is as if it were not
-            there.
-          losses: [B] float32 in nats.
-        """
-        rows = batch["weights"].shape[0]
-        if self._at_a_time is not None and rows * rows > self._at_a_time:
-            return self._in_parts(batch, self._at_a_time)
-        own = np.repeat(np.arange(rows), rows)
-        other = np.tile(np.arange(rows), rows)
-        values = self._scores(batch, own, other)
-        coefficients, losses = self._coefficients(
-            tf.reshape(tf.stop_gradient(values), [rows, rows]), batch["weights"] > 0
-        )
-        return values, tf.reshape(coefficients, [-1]), losses
-
-    def _in_parts(
-        self, batch: Batch, size: int
-    ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Tensor, tf.Tensor]:
-        weights = batch["weights"]
-        rows = weights.shape[0]
-        parts = -(-rows * rows // size)
-        # Up to the last real row alone: draws are padded to far more.
-        used = tf.reduce_max(tf.where(weights > 0, tf.range(rows) + 1, 1))
-        seeds = _seeds_of(self._draws)
-
-        def places(part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            at = part * size + tf.range(size)
-            return at // used, at % used, at < used * used
-
-        def values(part: tf.Tensor) -> tf.Tensor:
-            own, other, _ = places(part)
-            with dropout_seed(seeds[0], part, parts=0):
-                return self._scores(batch, tf.minimum(own, rows - 1), other)
-
-        def put(part: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            own, other, counts = places(part)
-            at = tf.stack([tf.where(counts, own, rows), other], axis=1)
-            return part + 1, tf.tensor_scatter_nd_update(scores, at, values(part))
-
-        # A row more, for what is beyond the last place.
-        _, scores = tf.while_loop(
-            lambda part, _: part * size < used * used,
-            put,
-            (tf.constant(0), tf.zeros([rows + 1, rows])),
-            maximum_iterations=parts,
-            parallel_iterations=1,
-        )
-        found, losses = self._coefficients(tf.stop_gradient(scores[:rows]), weights > 0)
-        own, other, counts = places(tf.range(parts)[:, tf.newaxis])
-        at = tf.stack([tf.minimum(own, rows - 1), other], axis=2)
-        return values, tf.where(counts, tf.gather_nd(found, at), 0.0), losses
-
-    def _scores(self, batch: Batch, own: Any, other: Any) -> tf.Tensor:
-        """[R] float32: those of row own[r]'s query with row other[r]'s document."""
-        model = self._model
-        queries, documents = (
-            encode(
-                tf.gather(batch[f"{side}_ids"], at),
-                tf.gather(batch[f"{side}_lengths"], at),
-                training=True,
-            )
-            for encode, side, at in (
-                (model.encode_queries, "query", own),
-                (model.encode_documents, "document", other),
-            )
-        )
-        return model.config.scale * tf.reduce_sum(queries * documents, axis=-1)
-
-    def _coefficients(
-        self, scores: tf.Tensor, weighted: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns [B, B] coefficients and [B] losses of [B, B] scores."""
-        rows, scale = scores.shape[0], self._model.config.scale
-        diagonal = tf.linalg.diag_part(scores)
-        real = weighted & tf.math.is_finite(diagonal)
-        both = real[:, tf.newaxis] & real[tf.newaxis, :]
-        # The bound wants every score within the scale: a cosine may be beyond 1 by
-        # rounding, and one copy of a pair no number where another, under other
-        # dropout, is one; it must not take its row's softmax with it.
-        sound = both & tf.math.is_finite(scores)
-        scores = tf.clip_by_value(tf.where(sound, scores, 0.0), -scale, scale)
-        logs = tf.nn.log_softmax(tf.where(both, scores, NEVER))
-        coefficients = tf.where(both, tf.exp(logs) - tf.eye(rows), 0.0)
-        losses = tf.where(real, -tf.linalg.diag_part(logs), 0.0)
-        return coefficients, losses
 
 
 class PublicNegatives:

@@ -107,7 +107,6 @@ SETTINGS: settings.Declaration = {
     # Steps of an epoch over which noise cancels, with sampler "shuffled"; 0: none.
     "noise_window": settings.Integer(0, 0, settings.STEPS),
     # Clip each variable by itself, to its share of the clip norm.
-    "clip_per_layer": settings.Flag(False),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
     **training_settings.steps_settings(1),
@@ -124,7 +123,6 @@ ACTING = (
     acting.Only("user_field", "unit", ("user",)),
     acting.Only("continues", "init"),
     acting.Only("noise_window", "sampler", ("shuffled",)),
-    acting.Only("clip_per_layer", "engine", ("fast",)),
     *training_settings.OPTIMIZER_ACTING,
 )
 
@@ -211,13 +209,12 @@ def _make(
     config.learning_rate = config[setting]
     spec = private_training.spec_of(config, units)
     plan = continuing.make_plan(config, context, spec)
-    continuation = continuing.continuation_of(config, context, plan)
+    planned = continuing.planned_runs(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        planned, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
-        spending.require_within(planned, pairs, continuation=continuation)
+        spending.require_within(planned)
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
-        optimizer = private_training.make_optimizer(config, plan)
+        optimizer = private_training.make_optimizer(config)
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory
     ):
@@ -245,6 +242,7 @@ def _make(
                 rows.take,
                 config.microbatch_size,
                 layers=[model],
+                engine=config.engine,
                 units=units.count,
                 groups=units.groups,
                 directory=context.run_dir,

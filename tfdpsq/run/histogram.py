@@ -29,6 +29,7 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import Pair
 from tfdpsq.data.clusters import DocumentClusters
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
@@ -141,7 +142,9 @@ def _make(
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(private_training.counting_spec(config, units))
     if not canary_set.holds_canaries(config.pairs):
-        spending.require_within({run_dir.name: plan}, inputs["pairs"])
+        spending.require_within(
+            [budget.Run(run_dir.name, plan, plan.spec.steps, inputs["pairs"])]
+        )
     reads = records.all_private_reads(run_dir.parents[1])
     beir = sources.open_beir(config.pairs)
     clusters = DocumentClusters.fit(beir.documents, config.clusters, config.seed)
@@ -182,7 +185,7 @@ def _make(
             "code": privacy.code_fingerprint(),
         },
         private_reads=reads,
-        ledger_head=private_training.ledger_head(run_dir),
+        run_id=private_training.run_id(run_dir),
     )
     records.write_certificate(out, certificate)
     return {"clusters": clusters.count, "noise_stddev": plan.noise_stddev}
@@ -217,7 +220,8 @@ def _noisy_counts(
         layer,
         plan,
         lambda batch: -layer(batch["cluster"])[:, 0, 0],
-        privacy.make_optimizer(plan, rate, "sgd", "fast"),
+        # Not the new one, whose rate is a float32.
+        tf.keras.optimizers.legacy.SGD(rate),
         take,
         min(microbatch_size, plan.max_rows),
         layers=[layer],

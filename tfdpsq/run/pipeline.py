@@ -33,6 +33,7 @@ from tfdpsq import privacy, retriever
 from tfdpsq.data import BeirDirectory
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
+from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
     audit,
@@ -258,8 +259,12 @@ def open_job(
         check_audit(config, beir)
     if spending.is_limited():
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
-        spending.require_job_within(
-            {name: plan for name, plan in plans.items() if not (made / name).exists()}
+        spending.require_within(
+            [
+                budget.Run(name, plan, plan.spec.steps)
+                for name, plan in plans.items()
+                if not (made / name).exists()
+            ]
         )
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, given, pipeline_checks.USED_BY)

@@ -20,8 +20,6 @@ shards).
 
     --private=DIR    the private directory, if not the default one
 
-A workdir that was forgotten says so: nothing goes on there.
-
 Exit status: 0 for every state, 2 if there is no such directory, it is not a workdir, or
 the command is wrong.
 """
@@ -61,12 +59,7 @@ _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
 
 # Folders of a workdir that contain stages, besides itself.
-_FOLDERS = (
-    "release",
-    "private",
-    "points",
-    f"private/{layout.CHOICES}/*/{layout.POINTS}",
-)
+_FOLDERS = ("release", "private")
 # Seconds without a log line after which a remote process counts as gone, or the time
 # of three shards.
 _SILENT = 60.0
@@ -112,9 +105,6 @@ class Stage:
     note: str = ""
 
 
-_GONE = "deleted by `tfdpsq forget`: no stage goes on here, use another workdir"
-
-
 def status(path: str, private: str | None = None) -> dict[str, Any]:
     """Returns the state of a workdir or a stage.
 
@@ -153,9 +143,7 @@ def as_text(found: dict[str, Any]) -> str:
     stages = [Stage(**values) for values in found["stages"]]
     counts = [f"{n} {state}" for state, n in found["states"].items() if n]
     head = f"{found['workdir']}: {', '.join(counts)}"
-    if any(stage.note == _GONE for stage in stages):
-        head += "; the workdir was forgotten"
-    elif found["states"][DONE] < len(stages):
+    if found["states"][DONE] < len(stages):
         unknown = len(found["unknown"])
         known = len(stages) - found["states"][DONE] - unknown
         if known:
@@ -223,9 +211,6 @@ def survey(directory: pathlib.Path, private: pathlib.Path | None) -> list[Stage]
             f"{directory} {problem}. Give the --workdir of a job or of a stage."
         )
     _add_times(list(found.values()), own)
-    for stage in found.values():
-        if stage.state != DONE and (own / layout.FORGOTTEN).is_file():
-            stage.note, stage.per_second, stage.remaining = _GONE, None, None
     return list(found.values())
 
 

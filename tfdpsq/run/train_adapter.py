@@ -35,6 +35,7 @@ import tensorflow as tf
 from tfdpsq import layers, privacy, validation
 from tfdpsq.data import Pair, RowStore
 from tfdpsq.privacy.loop import digest_of_weights
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,
@@ -176,7 +177,9 @@ def _make(
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(adapter_training.spec_of(config, units))
     if not canary_set.holds_canaries(config.pairs):
-        spending.require_within({run_dir.name: plan}, inputs["pairs"])
+        spending.require_within(
+            [budget.Run(run_dir.name, plan, plan.spec.steps, inputs["pairs"])]
+        )
     documents, queries = (embeddings.places() for embeddings in given)
     documents.require_all(sources.open_beir(config.pairs).documents(), config.pairs)
     width = given[0].index.width
@@ -208,7 +211,7 @@ def _make(
         training={**facts, **_of_training(config)},
         fingerprints={**inputs, "code": privacy.code_fingerprint()},
         private_reads=reads,
-        ledger_head=private_training.ledger_head(run_dir),
+        run_id=private_training.run_id(run_dir),
     )
     records.write_certificate(out, certificate)
     return {
@@ -229,9 +232,7 @@ def _trained(
 ) -> outcomes.Outcome:
     model, loss = model_and_loss
     rate = tf.keras.optimizers.schedules.CosineDecay(config.learning_rate, config.steps)
-    optimizer = privacy.make_optimizer(
-        plan, rate, "sgd", config.engine, momentum=config.momentum
-    )
+    optimizer = tf.keras.optimizers.SGD(rate, momentum=config.momentum)
     with private_training.progress_of(
         run_dir,
         steps=config.steps,
@@ -250,6 +251,7 @@ def _trained(
             rows.take,
             min(config.microbatch_size, plan.max_rows),
             layers=[model],
+            engine=config.engine,
             units=units.count,
             groups=units.groups,
             directory=run_dir,

@@ -5,7 +5,7 @@ r"""Train a two-tower retriever on pairs, with differential privacy if they are 
 
 `method = "plain"` is ordinary training: free of privacy cost on synthetic and public
 pairs, and without any guarantee on private ones. The other methods train directly on
-private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and "public_negatives"; see
+private pairs by DP-SGD: "naive", "microbatch" and "public_negatives"; see
 `tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
 Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
@@ -104,8 +104,8 @@ ACTING = (
     acting.Only("microbatch_size", "method", retriever.METHODS),
     acting.Only("clip_groups", "method", ("microbatch",)),
     acting.Only("negatives refresh_every most_documents", "method", _NEGATIVES),
-    # "naive" differentiates itself, and "logit_dp" is clipped by "fast" alone.
-    acting.Only("engine", "method", ("microbatch", "logit_dp", *_NEGATIVES)),
+    # "naive" differentiates itself.
+    acting.Only("engine", "method", ("microbatch", *_NEGATIVES)),
     acting.Only("hard_negatives.*", "hard_negatives.run"),
     acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
     acting.Only("continues", "method", retriever.METHODS),

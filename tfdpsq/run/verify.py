@@ -1,23 +1,36 @@
-"""Verify a certificate: recompute its guarantee from its file alone.
+"""Verify certificates: recompute each from its file alone, and compose several.
 
     python -m tfdpsq.run.verify certificate.json|DIRECTORY
-    python -m tfdpsq.run.verify certificate.json --ledger=private/runs/NAME/ledger.jsonl
+    python -m tfdpsq.run.verify DIRECTORY --ledger=private/runs/NAME/ledger.jsonl
+    python -m tfdpsq.run.verify DIRECTORY DIRECTORY...
+    python -m tfdpsq.run.verify --disjoint=time JANUARY=DIRECTORY FEBRUARY=DIRECTORY
 
-Without the ledger it needs neither data nor model nor configuration, and checks the
-certificate against itself: every number follows from the others, ε from the executed
-steps by both accountants, and the digest from all of it. Of a directory it also checks
-that files next to the certificate state no other digest. It cannot check that the run
-took place: a consistent forgery, digest included, passes. The owner of the private data
-can pass the run's ledger, which must then have paid for exactly these steps of this
-plan; for a run chosen among several, the ledgers of all, each with its own `--ledger`.
-No ledger holds the epsilon of such a choice, which is the maker's word.
+A certificate's ε follows from its own numbers: the plan, the noise and the steps that
+were executed. It is recomputed by both accountants, and everything else in the file is
+compared with what follows from it. That the run took place as stated, the file cannot
+show; its owner can pass the run's ledger.
 
-Exit status: 0 the certificate holds, 1 it does not, 2 it or the ledger cannot be read,
-or the command is wrong.
+Several certificates, or a directory with several below it, are verified and then
+composed by PLD, each run once, for each privacy unit. That total holds for runs whose
+settings were fixed without looking at earlier releases; for others the sum of their
+epsilons holds, which is printed, too (see `privacy.proof.budget`). What is in a
+workdir's `release/` counts, and what is in its `private/` does not.
+
+Directories with one NAME are of one log. Without names, equal fingerprints of the pairs
+are one log, and different ones are not composed: the same pairs have another
+fingerprint in every private directory.
+
+    --disjoint=time  logs with other names share no query (they may share users)
+    --disjoint=user  logs with other names share no user, and so no query
+    --delta=D        compute epsilon at this delta; by default the smallest stated one
+
+Exit status: 0 if all certificates hold and were composed; 1 if one does not hold or
+cannot be read, or no total is proved; 2 if the command or a ledger is wrong.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,91 +38,140 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from tfdpsq import validation
-from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof import certificate_files, verification
-from tfdpsq.privacy.proof.certified import continuation_of
+from tfdpsq.privacy.proof import budget, verification
 from tfdpsq.privacy.proof.ledger import read_ledger
-from tfdpsq.run.core import command
+from tfdpsq.run.core import command, spending
 
-_USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE|DIRECTORY [--ledger=LEDGER]\n"
+_USAGE = (
+    "usage: python -m tfdpsq.run.verify [NAME=]CERTIFICATE|DIRECTORY... "
+    "[--ledger=LEDGER] [--disjoint=time|user] [--delta=D]\n"
+)
 
 
-def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
-    """Verifies a certificate, or that of what a directory holds.
+@dataclasses.dataclass
+class _Log:
+    """Runs on the same pairs."""
 
-    Only the data's owner has the ledgers, of the run or of those it was chosen among.
+    name: str
+    runs: list[budget.Run] = dataclasses.field(default_factory=list)
+
+
+def verify(
+    words: Sequence[str],
+    ledgers: Sequence[str] = (),
+    disjoint: str = "",
+    delta: float | None = None,
+) -> tuple[bool, str]:
+    """Verifies all certificates in some directories, and composes them.
+
+    Args:
+      words: certificate files and directories, each with a log's NAME= before it or
+        none.
+      ledgers: ledgers to compare a single certificate with; only the data's owner has
+        them.
+      disjoint: how logs with other names are disjoint, "time" or "user"; "" if nothing
+        is declared.
+      delta: δ to compute the total's ε at; `None` takes the smallest stated one.
 
     Returns:
-      Whether it holds, and a report for the reader.
+      Whether all hold and were composed, and a report.
 
     Raises:
-      InputError: a ledger's path is empty.
-      DataError: the certificate or the ledger cannot be read.
+      InputError: no such directory, nothing in it, or arguments that do not fit.
+      DataError: a ledger cannot be read.
     """
     for ledger in ledgers:
         validation.given_path("--ledger", ledger)
-    folder = path if os.path.isdir(path) else ""
-    if folder:
-        path = os.path.join(folder, certificates.FILE_NAME)
-        if not os.path.isfile(path):
-            certificate_files.read_certificate(folder)  # a mark says that it is missing
-    certificate = certificates.load_certificate(path)
-    result = verification.verify_certificate(certificate)
-    problems = result.problems
-    if folder:
-        problems += _problems_beside(folder)
-    heads = set()
-    for ledger in () if problems else ledgers:
-        paid = read_ledger(ledger)
-        heads.add(paid.head)
-        found = verification.ledger_problems(certificate, paid)
-        problems += tuple(f"{ledger}: {problem}" for problem in found)
-    lines = [path, *_claims(certificate, result)]
-    lines += [f"  warning     {warning}" for warning in result.warnings]
-    if problems:
-        lines += [f"  DOES NOT HOLD, problems: {len(problems)}"]
-        lines += [f"  - {problem}" for problem in problems]
-    elif certificate["private"]:
-        compared = "(not compared with a ledger)"
-        if ledgers:
-            runs = sum(
-                len(each.get("selection", {}).get("runs", {})) or 1
-                for each in (certificate, *certificates.parents_of(certificate))
+    problems: list[str] = []
+    lines: list[str] = []
+    logs: list[_Log] = []
+    found: dict[str, spending.Found] = {}
+    for name, path in _named(words):
+        found.setdefault(name, spending.Found()).add(spending.find_certificates(path))
+    if disjoint:
+        validation.one_of("disjoint", disjoint, budget.DISJOINT)
+        if "" in found:
+            raise validation.InputError(
+                "disjoint is given and not all logs are named. Give each as "
+                "NAME=DIRECTORY, one name for each log."
             )
-            compared = "and with the ledger"
-            if runs > 1:
-                compared = f"and with {len(heads)} of the {runs} ledgers"
-        lines += [f"  holds: it agrees with itself {compared}"]
-    else:
-        lines += ["  agrees with itself, and guarantees nothing"]
+    count = sum(len(each.certificates) for each in found.values())
+    if ledgers and count != 1:
+        raise validation.InputError(
+            f"--ledger is given with {count} certificates. Give the one of its run."
+        )
+    # Those that continue others state how several logs relate.
+    read = [
+        (name, each.places[digest], certificate)
+        for name, each in found.items()
+        for digest, certificate in each.certificates.items()
+    ]
+    read.sort(key=lambda item: -len([*budget.parents_of(item[2])]))
+    for name, places, certificate in read:
+        lines += _one(places, certificate, ledgers, problems)
+        _add(logs, name, certificate)
+    for each in found.values():
+        problems += each.ambiguous
+        problems += [f"{path}: {why}" for path, why in each.refused.items()]
+        lines += [f"not counted, private: {path}" for path in each.unreleased]
+    if count > 1:
+        lines += _totals(logs, disjoint, delta, problems)
+    if problems:
+        lines += [f"DOES NOT HOLD, problems: {len(problems)}"]
+        lines += [f"- {problem}" for problem in problems]
     return not problems, "\n".join(lines) + "\n"
 
 
-def _problems_beside(folder: str) -> tuple[str, ...]:
-    """Returns what the files of a directory say against the certificate in it."""
-    try:
-        certificate_files.read_certificate(folder)
-    except validation.DataError as error:
-        return (str(error),)
-    return ()
+def _named(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Splits NAME=DIRECTORY; a path that exists as it stands has no name."""
+    pairs = []
+    for word in words:
+        name, equals, path = word.partition("=")
+        bare = not equals or os.path.exists(word) or "/" in name
+        pairs.append(("", word) if bare else (name, path))
+    if len({bool(name) for name, _ in pairs}) > 1:
+        raise validation.InputError(
+            f"{', '.join(words)}: some directories have a name and others have none. "
+            "Name all logs, as NAME=DIRECTORY, or none."
+        )
+    return pairs
+
+
+def _one(
+    places: Sequence[str],
+    certificate: Mapping[str, Any],
+    ledgers: Sequence[str],
+    problems: list[str],
+) -> list[str]:
+    """Verifies one certificate; adds to `problems`, and returns its lines."""
+    result = verification.verify_certificate(certificate)
+    problems += [f"{places[0]}: {problem}" for problem in result.problems]
+    lines = [places[0], *_claims(certificate, result)]
+    lines += [f"  copy        {place}" for place in places[1:]]
+    if result.problems:
+        return lines
+    compared = set()
+    for path in ledgers:
+        paid = read_ledger(path)
+        compared.add(paid.run)
+        differences = verification.ledger_problems(certificate, paid)
+        problems += [f"{path}: {difference}" for difference in differences]
+    if not certificate["private"]:
+        return [*lines, "  agrees with itself, and guarantees nothing"]
+    runs = 1 + sum(1 for _ in budget.parents_of(certificate))
+    which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
+    return [*lines, f"  holds: it agrees with itself (compared with {which})"]
 
 
 def _claims(
     certificate: Mapping[str, Any], result: verification.Verification
 ) -> list[str]:
     def at(section: str, key: str) -> Any:
-        found = certificate.get(section)
-        return found.get(key) if isinstance(found, Mapping) else None
+        entries = certificate.get(section)
+        return entries.get(key) if isinstance(entries, Mapping) else None
 
-    chosen = certificate.get("selection")
-    runs = chosen.get("runs") if isinstance(chosen, Mapping) else None
     steps = f"{at('accounting', 'steps_executed')} of"
     steps += f" {at('accounting', 'steps_planned')} steps"
-    if isinstance(runs, Mapping):
-        steps = (
-            f"the {at('accounting', 'steps_executed')} steps of {len(runs)} runs; "
-            f"choosing one of them: epsilon {at('selection', 'epsilon_of_choice')}"
-        )
     if at("continuation", "runs_counted"):
         counted = validation.shown(at("continuation", "runs_counted"))
         steps = f"all {counted} runs, of which the last took {steps}"
@@ -124,42 +186,127 @@ def _claims(
 
 def _declared(certificate: Mapping[str, Any]) -> list[str]:
     """Returns lines on what the stated epsilon rests on and nothing checks."""
-    chain = (certificate, *certificates.parents_of(certificate))
-    lines = []
-    if any(
-        each.get("selection", {}).get("epsilon_of_choice") is not None for each in chain
-    ):
-        lines.append(
-            "  rests on    the maker's word: no ledger holds the epsilon of the choice"
-        )
-    if "continuation" not in certificate or not (
-        continuation_of(certificate).total().rests_on_declarations
-    ):
-        return lines
+    runs = budget.runs_of(certificate)
+    if len(budget.sharing(runs)) < 2:
+        return []
     shared = {"time": "query", "user": "user"}
-    found = [
-        shared.get(str(entry["disjoint"]), "unit")
-        for each in chain
-        if isinstance(entry := each.get("continuation"), Mapping)
-        and entry.get("disjoint")
-    ]
+    chain = (certificate, *budget.parents_of(certificate))
+    found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
     units = " and no ".join(dict.fromkeys(found))
     return [
-        *lines,
         f"  rests on    what nothing checks: no {units} is in two of the logs that "
         "were declared disjoint",
     ]
+
+
+def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
+    """Adds a certificate that holds to its log; to a new one where there is none."""
+    if verification.verify_certificate(certificate).problems:
+        return
+    if not certificate["private"]:
+        return
+    runs = budget.runs_of(certificate)
+    for log in logs:
+        if log.name == name and not budget.difference(log.runs, runs, bool(name)):
+            log.runs += runs
+            return
+    logs.append(_Log(name, runs))
+
+
+def _totals(
+    logs: Sequence[_Log], disjoint: str, delta: float | None, problems: list[str]
+) -> list[str]:
+    """Composes each log and all of them; adds to `problems` where there is no total."""
+    composed: dict[str, _Log] = {}
+    lines: list[str] = []
+    for number, log in enumerate(logs, 1):
+        groups = budget.sharing(log.runs) if not log.name else [log.runs]
+        try:
+            total = budget.compose(groups, delta)
+        except validation.InputError as error:
+            problems.append(str(error))
+            return lines
+        label = log.name or f"log {number}"
+        if label in composed:
+            label = f"{label} ({total.unit}, {total.adjacency})"
+        composed[label] = log
+        runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
+        lines.append(
+            f"{label}, {runs}, unit {total.unit}, {total.adjacency}: {_epsilon(total)}"
+        )
+    if len(composed) < 2:
+        return lines
+    if not disjoint:
+        problems.append(
+            f"{', '.join(composed)}: the releases are of other pairs or units, so no "
+            "total holds for all. Name directories of one log alike (NAME=DIRECTORY), "
+            "and add --disjoint=time or user if other names share no query or no user."
+        )
+        return lines
+    apart = [log.runs for log in logs]
+    every = [run for log in logs for run in log.runs]
+    unit = every[0].plan.spec.unit
+    try:
+        if len({run.key for run in every}) < sum(map(len, map(_keys, logs))):
+            raise validation.InputError(
+                "one run is in two of them, so they are not disjoint. Give them one "
+                "name."
+            )
+        disjoint_groups = apart if budget.separates(disjoint, unit) else [every]
+        total = budget.compose(disjoint_groups, delta)
+    except validation.InputError as error:
+        problems.append(f"{' and '.join(composed)}: {error}")
+        return lines
+    return [
+        *lines,
+        f"all {len(composed)} logs disjoint by {disjoint}: {_epsilon(total)}",
+    ]
+
+
+def _keys(log: _Log) -> set[str]:
+    return {run.key for run in log.runs}
+
+
+def _epsilon(total: budget.Total) -> str:
+    composed = (
+        f"epsilon {total.epsilon_pld:.6g} by PLD, {total.epsilon_rdp:.6g} by RDP, "
+        f"at delta {total.delta:.3g}"
+    )
+    if total.rests_on_declarations:
+        composed += ", with logs apart as they were declared"
+    conditions = []
+    if total.runs_of_one_unit > 1:
+        conditions.append(
+            "the settings of every run were fixed without looking at earlier releases"
+        )
+    if total.stopped_early:
+        conditions.append(
+            "no run stopped early for what its weights showed "
+            f"({total.stopped_early} stopped early)"
+        )
+    if not conditions:
+        return composed
+    return (
+        f"{composed}, if {' and '.join(conditions)}; else the sum, "
+        f"{total.epsilon_sum:.6g} at {total.delta_sum:.3g}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; `argv` is the command line, program first."""
     own = flags.FlagValues()
     flags.DEFINE_multi_string("ledger", [], "The ledger of a run.", flag_values=own)
+    flags.DEFINE_string("disjoint", "", "How logs are disjoint.", flag_values=own)
+    flags.DEFINE_float("delta", None, "Delta of the total.", flag_values=own)
 
     def run(words: Sequence[str]) -> tuple[int, str]:
-        if len(words) != 1:
+        if not words:
             raise app.UsageError("")
-        holds, text = verify(words[0], own.ledger)
+        if own.delta is not None:
+            validation.in_range(
+                "delta", own.delta, 0.0, 1.0, low_open=True, high_open=True
+            )
+        holds, text = verify(words, own.ledger, own.disjoint, own.delta)
         return 0 if holds else 1, text
 
     command.script(run, own, argv, __doc__, _USAGE)

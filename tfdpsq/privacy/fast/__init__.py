@@ -1,6 +1,6 @@
 """Exact per-example clipping in one forward and one backward pass."""
 
-from tfdpsq.privacy.fast.engine import ClippedSum, check, clipped_sum
+from tfdpsq.privacy.fast.engine import ClippedSum, UncoveredError, check, clipped_sum
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.products import precision_in_words, true_float32
 from tfdpsq.privacy.fast.recorder import Recorder, require_distinct
@@ -9,6 +9,7 @@ from tfdpsq.privacy.fast.rules import register_rule
 __all__ = [
     "ClippedSum",
     "Recorder",
+    "UncoveredError",
     "check",
     "clipped_sum",
     "precision_in_words",

@@ -23,9 +23,13 @@ from tfdpsq.privacy.fast import factored, gradient_norms
 from tfdpsq.privacy.fast.capture import capture, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import Recorder, require_distinct, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
-from tfdpsq.privacy.terms import Terms, factors_of, require_losses
+from tfdpsq.privacy.terms import require_losses
 
 _ALL = -1  # in place of a row's number
+
+
+class UncoveredError(validation.InputError):
+    """A weight is used in a way that no rule covers."""
 
 
 class ClippedSum(NamedTuple):
@@ -52,7 +56,6 @@ def clipped_sum(
     clip_norm: float,
     weights: tf.Tensor | None = None,
     rows_per_unit: int = 1,
-    per_layer: bool = False,
 ) -> ClippedSum:
     """The sum over units of each unit's clipped gradient.
 
@@ -70,26 +73,17 @@ def clipped_sum(
     | example i has weight 0 | what it would without example i |
 
     The last two presume that forward and backward pass keep examples apart, as the
-    bound on one example's influence does anyway. `check` looks for that in two losses,
-    along the gradients of what layers return. `independence.check_independence` also
-    compares losses of real rows, which shows what no gradient does: inputs standardised
-    over the batch, or behind `stop_gradient`. `privacy.train` calls both; in a loop of
-    your own, call them before the first step.
+    bound on one example's influence does anyway. `privacy.train` looks for that before
+    the first step (see `privacy.checks`).
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per
-        example, [B] float, B static. Loss i must depend on example i alone. Or it
-        returns `Terms`; then the examples are their values, each clipped gradient
-        is multiplied by its coefficient, and `weights` are not looked at.
+        example, [B] float, B static. Loss i must depend on example i alone.
       layers: the model, or all layers, that hold `variables`.
       variables: the trainable variables.
       clip_norm: C, above 0.
       weights: [B]; examples whose weight is not above 0 are padding.
       rows_per_unit: k; examples j·k to (j + 1)·k - 1 are unit j. It divides B.
-      per_layer: clip the gradient of each variable by itself, to C·√(d/D) for d of the
-        D weights of `variables`. The squares of these add up to C². (Per-layer
-        clipping, McMahan et al. 2018, arXiv:1812.06210; with equal room for each
-        weight, as each has the same noise.)
 
     Returns:
       Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
@@ -108,15 +102,9 @@ def clipped_sum(
         known = 0 if weights is None else weights.shape[0]
         recorder = Recorder(tape, variables, rows=known or 0)
         with capture(layers, recorder):
-            found = require_losses(per_example_losses())
-        values = found.values if isinstance(found, Terms) else found
-        rows = recorder.rows = values.shape[0]
-        total = tf.reduce_sum(values)
-    if isinstance(found, Terms) and rows_per_unit > 1:
-        raise validation.InputError(
-            f"the loss is made of terms, which are clipped one by one, but rows_per_"
-            f"unit is {rows_per_unit}. Return losses, or use units of one row."
-        )
+            losses = require_losses(per_example_losses())
+        rows = recorder.rows = losses.shape[0]
+        total = tf.reduce_sum(losses)
     if rows % rows_per_unit:
         raise validation.InputError(
             f"there are {rows} losses, which do not make units of rows_per_unit = "
@@ -129,7 +117,7 @@ def clipped_sum(
     count = len(recorder.outputs)
     strays = [v for v, g in zip(read, gradients[count:]) if g is not None]
     for stray in (*strays, *recorder.strays):
-        raise validation.InputError(_uncovered(stray, layers))
+        raise UncoveredError(_uncovered(stray, layers))
     by_rows = recorder.uses(gradients[:count])
     if rows_per_unit > 1:
         by_rows = {
@@ -146,21 +134,17 @@ def clipped_sum(
         norms, bounds = gradient_norms.norm_and_bound([*squared.values()])
     finite = tf.math.is_finite(bounds)
     norms = tf.where(finite, norms, bounds)
-    most = dict.fromkeys(uses, (clip_norm, bounds))
-    if per_layer:
-        most = _by_layer(squared, variables, clip_norm)
-    counted = factors_of(found, weights)
-    factors = {key: _factors(*most[key], finite, counted) for key in uses}
+    scale = tf.minimum(tf.constant(clip_norm, bounds.dtype) / bounds, 1.0)
+    factors = tf.where(finite, scale, tf.zeros([], bounds.dtype))
+    if weights is not None:
+        factors *= tf.cast(weights > 0, bounds.dtype)
     cleaned = _cleaned(uses, finite)
     sums = [
-        factored.weighted_sum(
-            cleaned[variable_key(v)], factors[variable_key(v)], v.shape
-        )
+        factored.weighted_sum(cleaned[variable_key(v)], factors, v.shape)
         if variable_key(v) in cleaned
         else tf.zeros(v.shape, factored.full_dtype(v))
         for v in variables
     ]
-    losses = found.losses if isinstance(found, Terms) else found
     return ClippedSum(sums, norms, losses)
 
 
@@ -209,8 +193,7 @@ def check(
             known = given[0].shape[0] if given and given[0].shape.rank else 0
             recorder = Recorder(tape, variables, comparing=context, rows=known or 0)
             with capture(layers, recorder):
-                found = require_losses(of_caller(*inputs))
-            losses = found.values if isinstance(found, Terms) else found
+                losses = require_losses(of_caller(*inputs))
             rows = recorder.rows = losses.shape[0]
             counted = (row == _ALL) | (tf.range(rows) == row)
             total = tf.reduce_sum(tf.where(counted, losses, tf.zeros_like(losses)))
@@ -251,7 +234,7 @@ def check(
         # Some gradients are zero but for rounding, hence the share of the whole.
         allowed = float(size) + 1e-3 * overall
         if not float(off) <= tolerance * allowed:
-            raise validation.InputError(
+            raise UncoveredError(
                 f"{_uncovered(variable, layers)} (Its gradient is off by "
                 f"{float(off) / max(allowed, 1e-30):.2g} of its size, allowed "
                 f"{tolerance}.)"
@@ -328,32 +311,6 @@ def _measured(
     return _Measured(mismatches, reached, off, sizes)
 
 
-def _by_layer(
-    squared: dict[int, gradient_norms.Squared],
-    variables: Sequence[tf.Variable],
-    clip_norm: float,
-) -> dict[int, tuple[float, tf.Tensor]]:
-    """Each variable's share of the clip norm, and bounds on its gradients' norms."""
-    sizes = {variable_key(v): v.shape.num_elements() for v in variables}
-    whole = sum(sizes.values())
-    return {
-        key: (
-            clip_norm * math.sqrt(sizes[key] / whole),
-            gradient_norms.norm_and_bound([own])[1],
-        )
-        for key, own in squared.items()
-    }
-
-
-def _factors(
-    most: float, bounds: tf.Tensor, finite: tf.Tensor, counted: tf.Tensor | None
-) -> tf.Tensor:
-    """The factor c_i of each unit, 0 where its norm over all weights is not finite."""
-    scale = tf.minimum(tf.constant(most, bounds.dtype) / bounds, 1.0)
-    factors = tf.where(finite, scale, tf.zeros([], bounds.dtype))
-    return factors if counted is None else factors * tf.cast(counted, bounds.dtype)
-
-
 def _cleaned(
     uses: dict[int, list[factored.Use]], finite: tf.Tensor
 ) -> dict[int, list[factored.Use]]:
@@ -396,8 +353,8 @@ def _merged(
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
     """Explains what is wrong with a weight that the loss uses outside every rule."""
     remedy = (
-        "Leave the weight out of `variables` (freeze it), register a rule with "
-        "register_rule, or choose another engine."
+        "Freeze the weight, register a rule with register_rule, or choose another "
+        "engine."
     )
     key = variable_key(variable)
     for layer in flatten(layers):

@@ -1,9 +1,10 @@
 """`certificate.json`: what was guaranteed, by which mechanism, and what was not.
 
-Every artefact derived from private queries carries one. Its ε is computed from
-the steps that were executed, never copied from the target. Nearly every number
-follows from a few others, and `digest` from all of them, which is what
-`verification` checks.
+Every artefact derived from private queries carries one. Its ε is computed from the
+steps that were executed, never copied from the target. Nearly every number follows from
+a few others, which is what `verification` checks; words are rendered, and never
+compared. A run that started from released weights states the ε of all runs, and lists
+the certificate of those weights under `earlier` (see `budget`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.proof import certificate_randomness, certificate_words
-from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.randomness import grid, secure
 
-FORMAT = "tfdpsq-certificate/2"
+FORMAT = "tfdpsq-certificate/3"
 FILE_NAME = "certificate.json"
 # Of more that were continued one after another, `verify` would take minutes.
 MOST_EARLIER = 12
@@ -36,12 +37,44 @@ _UNIT_IN_WORDS = {
     "user": "one user: all of that user's queries, with the documents they are "
     "paired with",
 }
-_ADJACENCY = {
-    "poisson": "add or remove one unit",
-    "shuffled": "replace all that one unit owns by nothing, every other unit keeping "
-    "its place (zero-out)",
-}
+_OF_EARLIER = "Of the runs before this one: "
 _SAMPLER_NAME = {"poisson": "truncated Poisson", "shuffled": "shuffled epochs"}
+
+# The unit, singular and plural.
+NOUNS = {
+    "query": ("query", "queries"),
+    "pair": ("pair", "pairs"),
+    "user": ("user", "users"),
+}
+_SEVERAL = {
+    "query": "A person who wrote several queries: each query is protected by itself. "
+    "k of them together have k times epsilon only at a delta of at most "
+    "k * exp((k - 1) * epsilon) times as much; at the same delta they can have far "
+    "more.",
+    "pair": "A query with several documents, and a person who wrote several queries: "
+    "each pair is protected by itself, not the query that it is of. k pairs together "
+    "have k times epsilon only at a delta of at most k * exp((k - 1) * epsilon) times "
+    "as much; at the same delta they can have far more.",
+    "user": "A group of users, such as a household: each user is protected by itself. "
+    "k of them together have k times epsilon only at a delta of at most "
+    "k * exp((k - 1) * epsilon) times as much; at the same delta they can have far "
+    "more.",
+}
+_DEFAULT = (
+    "Attacks on floating-point arithmetic and on pseudorandom generators: noise is "
+    "drawn and added in floating point, from the bits of two draws of Philox, and "
+    "samples by numpy's PCG64; neither is a cryptographic generator. Both follow from "
+    "128 bits of the operating system's entropy, compiled by XLA or not. "
+    "Each of the two draws has a Philox key of 63 bits and as many secret bits in its "
+    "counter. The setting secure protects from these attacks."
+)
+_SECURE = (
+    "Attacks on the cryptographic generator itself or on the operating system's "
+    "entropy, and on times and memory of the machine. Rounding errors where clipped "
+    "gradients are computed and summed up, in floating point, before the sum is put "
+    "on its grid: the sensitivity is that of exact sums. Dropout masks, which "
+    "TensorFlow draws from a secret seed, but not by a cryptographic generator."
+)
 
 # Begins the warning of a run that took fewer steps than planned.
 STOPPED = "Training stopped after"
@@ -68,7 +101,9 @@ def make_certificate(
     training: Mapping[str, Any],
     fingerprints: Mapping[str, str],
     private_reads: Sequence[Mapping[str, str]] = (),
-    ledger_head: str | None = None,
+    run_id: str | None = None,
+    earlier: Mapping[str, Any] | None = None,
+    disjoint: str | None = None,
 ) -> dict[str, Any]:
     """The certificate of one finished training run.
 
@@ -79,57 +114,55 @@ def make_certificate(
       sensitivity_argument: why one unit moves the sum of clipped gradients by at
         most `plan.sensitivity`.
       training: optimizer, engine, learning rate, trained parameters and so on.
-      fingerprints: SHA-256 of the data and of the code.
+      fingerprints: SHA-256 of the code, "code", and of the data; "pairs" is that of the
+        private pairs, keyed.
       private_reads: further reads of private data, each with "what" and "where";
         none of them is covered by ε.
-      ledger_head: `Ledger.head` of the ledger that paid for the steps.
+      run_id: `Ledger.run` of the ledger that paid for the steps.
+      earlier: certificate of the released weights, or the histogram, that the run
+        started from.
+      disjoint: "time" if the log of this run was declared to share no query with those
+        of the earlier runs, "user" if no user; `None` if nothing was declared.
 
     Returns:
       A dict of plain JSON values; infinite ε is the string "inf".
 
     Raises:
-      InputError: more steps than the plan covers, or a value that JSON cannot hold.
+      InputError: more steps than the plan covers, a value that JSON cannot hold, or
+        earlier runs with which no total is proved.
     """
-    return sealed(
-        computed(plan, steps_executed),
-        description=description,
-        sensitivity_argument=sensitivity_argument,
-        training=training,
-        fingerprints=fingerprints,
-        private_reads=private_reads,
-        ledger_head=ledger_head,
-    )
-
-
-def sealed(
-    certificate: dict[str, Any],
-    *,
-    description: str,
-    sensitivity_argument: str,
-    training: Mapping[str, Any],
-    fingerprints: Mapping[str, str],
-    private_reads: Sequence[Mapping[str, str]],
-    ledger_head: str | None,
-) -> dict[str, Any]:
-    """Adds to what was computed what its maker states, and the digest of both.
-
-    The entries are those of `make_certificate`; `certificate` itself is changed.
-
-    Raises:
-      InputError: a value that JSON cannot hold, or of another type than verification
-        reads.
-    """
-    _require_stated(description, sensitivity_argument, training, fingerprints)
-    certificate["format"] = FORMAT
-    certificate["description"] = description
-    certificate["mechanism"]["sensitivity_argument"] = sensitivity_argument
-    certificate["accounting"]["library_version"] = library_version()
-    certificate["ledger_head"] = ledger_head
-    certificate["training"] = dict(training)
-    certificate["fingerprints"] = dict(fingerprints)
-    certificate["private_reads"] = [dict(read) for read in private_reads]
+    for name, text in (
+        ("description", description),
+        ("sensitivity_argument", sensitivity_argument),
+    ):
+        if not isinstance(text, str):
+            raise validation.InputError(
+                f"{name} is {validation.shown(text)}. Give a sentence, as text."
+            )
+    for name, entries in (("training", training), ("fingerprints", fingerprints)):
+        if not isinstance(entries, Mapping):
+            raise validation.InputError(
+                f"{name} is {validation.shown(entries)}. Give a dict of values by name."
+            )
+    reads = [*private_reads, *_of_earlier(earlier, "private_reads")]
+    found = computed(plan, steps_executed, fingerprints.get("pairs"), earlier, disjoint)
+    found["format"] = FORMAT
+    found["description"] = description
+    found["mechanism"]["sensitivity_argument"] = sensitivity_argument
+    found["accounting"]["library_version"] = library_version()
+    found["run_id"] = run_id
+    found["training"] = dict(training)
+    found["fingerprints"] = dict(fingerprints)
+    found["private_reads"] = [dict(read) for read in reads]
+    if earlier is not None:
+        found["earlier"], found["disjoint"] = [dict(earlier)], disjoint
+        if run_id and any(run.key == run_id for run in budget.runs_of(earlier)):
+            raise validation.InputError(
+                f"run_id {run_id} is that of a run that it continues. Every run has a "
+                "ledger of its own."
+            )
     try:
-        text = json.dumps(certificate, allow_nan=False, default=_plain)
+        text = json.dumps(found, allow_nan=False, default=_plain)
     except (TypeError, ValueError) as error:
         raise validation.InputError(
             f"the certificate holds what JSON cannot: {error}. Give training, "
@@ -141,38 +174,27 @@ def sealed(
     return certificate
 
 
-def _require_stated(
-    description: Any, sensitivity_argument: Any, training: Any, fingerprints: Any
-) -> None:
-    """Refuses what would make a certificate that does not verify."""
-    texts = {"description": description, "sensitivity_argument": sensitivity_argument}
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise validation.InputError(
-                f"{name} is {validation.shown(value)}. Give a sentence, as text."
-            )
-    for name, value in {"training": training, "fingerprints": fingerprints}.items():
-        if not isinstance(value, Mapping):
-            raise validation.InputError(
-                f"{name} is {validation.shown(value)}. Give a dict of values by name."
-            )
+def computed(
+    plan: PrivacyPlan,
+    steps_executed: int,
+    pairs: str | None = None,
+    earlier: Mapping[str, Any] | None = None,
+    disjoint: str | None = None,
+) -> dict[str, Any]:
+    """All of a certificate that follows from the runs; arguments as there.
 
-
-def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
-    """All of a certificate that follows from the plan and the steps that ran.
-
-    Args:
-      plan: what was run.
-      steps_executed: logical steps that really ran.
+    `guarantee` and the two ε of `accounting` are of all runs together; `spec`,
+    `mechanism`, `sampler` and the steps of `accounting` are of the last one.
 
     Raises:
-      InputError: more steps than the plan covers.
+      InputError: more steps than the plan covers; earlier runs with which no total is
+        proved.
     """
     spec = plan.spec
     # Both accountants are always given: "ε by PLD" can be checked against "by RDP".
     epsilons = {name: plan.epsilon(steps_executed, name) for name in ("pld", "rdp")}
     shuffled = spec.sampler == "shuffled"
-    return {
+    found: dict[str, Any] = {
         "private": spec.private,
         "spec": {name: json_number(value) for name, value in spec.recorded().items()},
         "plan": plan.fingerprint,
@@ -181,7 +203,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "delta": spec.target_delta,
             "unit": spec.unit,
             "unit_in_words": _UNIT_IN_WORDS[spec.unit],
-            "adjacency": _ADJACENCY[spec.sampler],
+            "adjacency": budget.adjacency_of(spec),
         },
         "mechanism": {
             "name": _mechanism(spec),
@@ -190,7 +212,6 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "sensitivity": plan.sensitivity,
             "noise_stddev": plan.noise_stddev,
             "normalised_by": "expected batch size",
-            **_clipping(spec),
             **_cancelling(plan),
         },
         "sampler": {
@@ -221,10 +242,112 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "epsilon_rdp": json_number(epsilons["rdp"]),
             "delta_for_truncation": plan.truncation_delta(steps_executed),
         },
-        "randomness": certificate_randomness.randomness(plan),
+        "randomness": randomness(plan),
         "warnings": _warnings(plan, steps_executed),
         "not_covered": _not_covered(plan),
     }
+    if earlier is not None:
+        _add_earlier(found, plan, steps_executed, pairs, earlier, disjoint)
+    return found
+
+
+def _add_earlier(
+    found: dict[str, Any],
+    plan: PrivacyPlan,
+    steps_executed: int,
+    pairs: str | None,
+    earlier: Mapping[str, Any],
+    disjoint: str | None,
+) -> None:
+    """Makes a certificate's guarantee that of its run and of all before it."""
+    before = budget.runs_of(earlier)
+    if len(before) > MOST_EARLIER:
+        raise validation.InputError(
+            f"it follows {len(before)} runs, one after the other; {MOST_EARLIER} at "
+            "most. Start from public weights."
+        )
+    own = budget.follow(plan, steps_executed, pairs, before, disjoint)
+    total = budget.compose(budget.sharing([own, *before]))
+    alone = dict(found["guarantee"])
+    by = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}
+    found["guarantee"].update(
+        epsilon=by[plan.spec.accountant],
+        delta=total.delta,
+        adjacency=total.adjacency,
+        unit_in_words=f"{alone['unit_in_words']}, of any of the logs that were "
+        "trained on one after the other",
+    )
+    found["accounting"].update(
+        epsilon_pld=total.epsilon_pld, epsilon_rdp=total.epsilon_rdp
+    )
+    found["continuation"] = {
+        "in_words": _continued_in_words(plan.spec.unit, total, disjoint),
+        "runs_counted": total.runs,
+        "epsilon_of_this_run": alone["epsilon"],
+        "delta_of_this_run": alone["delta"],
+        "epsilon_sum": total.epsilon_sum,
+        "delta_sum": total.delta_sum,
+    }
+    found["warnings"] += _of_earlier(earlier, "warnings")
+    if total.stopped_early:
+        # A run's own line names its target, which is not that of all runs.
+        lines = [line for line in found["warnings"] if STOPPED not in line]
+        lines.append(
+            f"{STOPPED} fewer steps than planned in {total.stopped_early} of all "
+            f"{total.runs} runs. If that was decided by looking at noised weights, "
+            "epsilon_sum at delta_sum applies instead; if by losses or metrics of "
+            "private data, that choice is a private read, which no epsilon covers."
+        )
+        found["warnings"] = lines
+    if own.apart:
+        one, _ = NOUNS[plan.spec.unit]
+        found["not_covered"].append(
+            f"A {one} that is in several of the logs: they were declared to share "
+            "none, which nothing here checks."
+        )
+    lines = _of_earlier(earlier, "not_covered")
+    found["not_covered"] += [
+        line
+        for line in lines
+        if line.removeprefix(_OF_EARLIER) not in found["not_covered"]
+    ]
+
+
+def _continued_in_words(unit: str, total: budget.Total, disjoint: str | None) -> str:
+    one, many = NOUNS[unit]
+    condition = (
+        " That holds if the settings of these runs were fixed without looking at what "
+        "was released before; else epsilon_sum at delta_sum holds."
+    )
+    start = "This run came after the release whose certificate is under earlier."
+    if total.rests_on_declarations:
+        shared = "no user" if disjoint == budget.USER else "no query"
+        return (
+            f"{start} The logs were declared to share {shared}. For {many} of an "
+            f"earlier log this run is post-processing; for {many} of this log, the "
+            "weights that it started from are the same whether or not the "
+            f"{one} is there. So the largest epsilon and the largest delta hold."
+            + condition
+            * (total.runs_of_one_unit > 1)
+        )
+    return (
+        f"{start} One {one} can be in the logs of all {total.runs} runs, so epsilon "
+        f"composes them.{condition}"
+    )
+
+
+def _of_earlier(earlier: Mapping[str, Any] | None, name: str) -> list[Any]:
+    """Lines, or reads, of the earlier certificate, marked as such."""
+
+    def marked(text: str) -> str:
+        return text if text.startswith(_OF_EARLIER) else f"{_OF_EARLIER}{text}"
+
+    return [
+        {**entry, "what": marked(entry["what"])}
+        if isinstance(entry, Mapping)
+        else marked(entry)
+        for entry in (earlier or {}).get(name, ())
+    ]
 
 
 def _mechanism(spec: Any) -> str:
@@ -235,16 +358,6 @@ def _mechanism(spec: Any) -> str:
     if spec.sampler == "shuffled":
         return "Gaussian mechanism on shuffled batches (DP-SGD)"
     return "Poisson-subsampled Gaussian mechanism (DP-SGD)"
-
-
-def _clipping(spec: PrivacySpec) -> dict[str, Any]:
-    if not (spec.private and spec.clip_per_layer):
-        return {}
-    return {
-        "clipping_in_words": "The gradient of each variable is clipped by itself, to "
-        "clip_norm times the square root of its share of all trained weights, so that "
-        "all of them together have norm clip_norm at most."
-    }
 
 
 def _cancelling(plan: PrivacyPlan) -> dict[str, Any]:
@@ -316,8 +429,8 @@ def _not_covered(plan: PrivacyPlan) -> list[str]:
         "number itself is protected like the rest."
     )
     never = list(_NEVER_COVERED)
-    never.insert(3, certificate_randomness.not_covered(plan))
-    return [*never, certificate_words.several_units(spec.unit), number]
+    never.insert(3, not_covered(plan))
+    return [*never, several_units(spec.unit), number]
 
 
 def inherited_certificate(
@@ -342,7 +455,9 @@ def inherited_certificate(
     for certificate in present:
         if not certificate["private"]:
             return certificate
-    earlier = {digest_of(parent) for own in present for parent in parents_of(own)}
+    earlier = {
+        digest_of(parent) for own in present for parent in budget.parents_of(own)
+    }
     present = [own for own in present if digest_of(own) not in earlier]
     if any(certificate != present[0] for certificate in present):
         raise validation.InputError(
@@ -351,22 +466,6 @@ def inherited_certificate(
             "that the other one was made from."
         )
     return present[0] if present else None
-
-
-def parents_of(certificate: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields the certificates that one continues, the last one first."""
-    while isinstance(certificate, Mapping) and "selection" not in certificate:
-        certificate = certificate.get("continuation")
-        if not isinstance(certificate, Mapping):
-            return
-        certificate = certificate.get("parent")
-        if isinstance(certificate, Mapping):
-            yield certificate
-
-
-def adjacency_of(spec: PrivacySpec) -> str:
-    """Returns what neighbouring data sets of a run differ in, in words."""
-    return _ADJACENCY[spec.sampler]
 
 
 def json_number(value: Any) -> Any:
@@ -428,16 +527,11 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
 
 def format_problem(certificate: Any) -> str | None:
     """Says why a value cannot be a certificate of this format, or returns `None`."""
-    if sum(1 for _ in parents_of(certificate)) > MOST_EARLIER:
+    if sum(1 for _ in budget.parents_of(certificate)) > MOST_EARLIER:
         return f"it continues more than {MOST_EARLIER} certificates, one after another"
     if not isinstance(certificate, Mapping) or "format" not in certificate:
         return f"this is no {FORMAT} file"
     found = certificate["format"]
-    if found == "tfdpsq-certificate/1":
-        return (
-            f"its format is {found!r}, which held too little to be verified; this "
-            f"tfdpsq reads {FORMAT!r}"
-        )
     if found != FORMAT:
         return (
             f"its format is {validation.shown(found)}, and this tfdpsq reads {FORMAT!r}"
@@ -464,3 +558,59 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{value!r} is of type {type(value).__name__}")
+
+
+def several_units(unit: str) -> str:
+    """States what (ε, δ) means for k units of one owner, by group privacy.
+
+    M and M' of neighbours at distance k: by k steps of the definition,
+    P(S) ≤ e^{kε}·Q(S) + (1 + e^ε + … + e^{(k−1)ε})·δ, and the sum is at most
+    k·e^{(k−1)ε} (Vadhan 2017, *The Complexity of Differential Privacy*, lemma 2.2). The
+    noise of a Gaussian mechanism is σ/k for k units, so that at the same δ it costs
+    them more than k·ε.
+
+    Args:
+      unit: "query", "pair" or "user".
+    """
+    return _SEVERAL[unit]
+
+
+def not_covered(plan: PrivacyPlan) -> str:
+    """The attacks on random numbers that (ε, δ) does not speak of."""
+    return _SECURE if plan.spec.secure else _DEFAULT
+
+
+def randomness(plan: PrivacyPlan) -> dict[str, Any]:
+    """The entry that says what random numbers were drawn with."""
+    if not plan.spec.secure:
+        return {
+            "secure": False,
+            "generator": "numpy's PCG64 for samples, Philox for noise; neither is "
+            "cryptographic",
+            "key_bits": {"samples": 128, "noise": 128},
+            "grid_step": None,
+            "in_words": "Noise is drawn and added in floating point. What this does "
+            "not protect from stands under not_covered.",
+        }
+    words = (
+        f"Samples, their dealing to groups and noise come from {secure.GENERATOR}, "
+        f"under keys that HKDF-SHA256 derives for each from {secure.KEY_BITS} bits of "
+        "the operating system's entropy."
+    )
+    if plan.grid_step is not None:
+        words += (
+            f" The clipped sum is rounded to multiples of {plan.grid_step!r}, and the "
+            "noise is a Gaussian rounded to the same grid, drawn exactly up to a total "
+            "variation of 2^-100 a weight; both are added as integers. So what is "
+            "released is a function of a Gaussian mechanism in real numbers, and its "
+            "low-order bits tell nothing more. The stated sensitivity includes the "
+            f"rounding of up to 2^{grid.MOST_WEIGHTS.bit_length() - 1} weights, a "
+            "share of 2^-16."
+        )
+    return {
+        "secure": True,
+        "generator": f"{secure.GENERATOR} of the package cryptography (OpenSSL)",
+        "key_bits": {"samples": secure.KEY_BITS, "noise": secure.KEY_BITS},
+        "grid_step": plan.grid_step,
+        "in_words": words,
+    }

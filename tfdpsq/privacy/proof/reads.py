@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 from absl import logging
 
-from tfdpsq.privacy.proof.append_only import AppendOnlyFile
+from tfdpsq.privacy.proof.lines import LockedLines
 from tfdpsq.validation import DataError, InputError, parse_json
 
 FILE_NAME = "private_reads.jsonl"
@@ -99,44 +98,23 @@ class PrivateReads:
 
 def _share(path: Path, entry: dict[str, str] | None) -> list[dict[str, str]]:
     """Returns a file's entries, after adding one that is new among them."""
-    file = AppendOnlyFile.open(path, b"", wait=True)
+    file = LockedLines(path, wait=True)
     try:
-        with file.reader() as lines:
-            entries, size, torn = _read(path, lines)
-        if torn:
-            logging.warning(
-                "%s: cut off %d bytes of a line that was being written when its "
-                "process died; the read it was for had not begun",
-                path,
-                torn,
-            )
-            file.cut(size)
+        entries = [_parsed(path, n, line) for n, line in enumerate(file.lines, 1)]
         if entry is not None and entry not in entries:
-            file.append(_line(entry))
+            file.append(json.dumps(entry, sort_keys=True).encode())
             entries.append(entry)
     finally:
         file.close()
     return entries
 
 
-def _line(entry: dict[str, str]) -> bytes:
-    return json.dumps(entry, sort_keys=True).encode() + b"\n"
-
-
-def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, str]], int, int]:
-    """Returns the entries, the bytes of whole lines, and of a torn last one."""
-    entries: list[dict[str, str]] = []
-    size = 0
-    for number, raw in enumerate(file, start=1):
-        if not raw.endswith(b"\n"):
-            return entries, size, len(raw)
-        try:
-            entry = parse_json(raw)
-            sound = set(entry) == {"what", "where"} and raw == _line(entry)
-        except (ValueError, TypeError):
-            sound = False
-        if not sound or not all(isinstance(value, str) for value in entry.values()):
-            raise DataError(path, f"{raw[:60]!r} is not an entry", _RESTORE, number)
-        entries.append(entry)
-        size += len(raw)
-    return entries, size, 0
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, str]:
+    try:
+        entry = parse_json(line)
+        sound = set(entry) == {"what", "where"}
+    except (ValueError, TypeError):
+        sound = False
+    if not sound or not all(isinstance(value, str) for value in entry.values()):
+        raise DataError(path, f"{line[:60]!r} is not an entry", _RESTORE, number)
+    return entry

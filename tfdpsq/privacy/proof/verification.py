@@ -1,33 +1,14 @@
-"""Verification of a certificate: all of it is recomputed from the file alone.
+"""Verification of a certificate: its numbers are recomputed from the file alone.
 
 A certificate states the request (`spec`), the size of a batch, the noise and the steps
-that ran. Everything else that decides the guarantee follows from these, and is
+that ran. Every other number that decides the guarantee follows from these, and is
 recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
-truncation's cost, ε by both accountants for the steps *executed*, δ and its warnings,
-all sentences that explain them, and the plan's fingerprint. The digest covers all of
-it. If a run was chosen among several, each of them and their composition are checked
-in the same way (see `selection`). If it started from released weights, so are their
-certificate and what both cost together (see `continuation`).
+truncation's cost, δ, ε by both accountants for the steps *executed*, and the plan's
+fingerprint. If it started from released weights, so are their certificate and what both
+cost together (see `budget`). Words are not compared.
 
-| changed in the file                       | found by                            |
-|-------------------------------------------|-------------------------------------|
-| anything at all                           | the digest                          |
-| a number or sentence that follows from    | comparison, even where the digest   |
-| others, or that others follow from        | was recomputed                      |
-| description, sensitivity argument,        | the digest only; their content is   |
-| training, fingerprints, private reads,    | the maker's word                    |
-| the ledger's head, the library's version; |                                     |
-| of a selection the score, its draw, the   |                                     |
-| runs' settings and, with all that follows |                                     |
-| from it, `selection.epsilon_of_choice`,   |                                     |
-| which no ledger holds; how logs are       |                                     |
-| disjoint                                  |                                     |
-| everything, consistently, digest included | nothing in the file; the ledger     |
-
-The last row is what no file can prove about itself. A digest is not a signature: a
-certificate computed as a whole for a run that never happened is consistent. The owner
-of the private data can compare it with the ledger that training wrote
-(`ledger_problems`). Neither shows that the code ran as stated.
+That a run took place as stated, no file can show. The owner of the private data can
+compare it with the ledger that training wrote (`ledger_problems`).
 """
 
 from __future__ import annotations
@@ -40,24 +21,13 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import LARGEST_EPSILON, PrivacyPlan, max_batch_size_of
-from tfdpsq.privacy.proof import certificate_randomness, certificate_words
+from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.certificate import (
     computed,
-    digest_of,
     format_problem,
     library_version,
-    parents_of,
 )
-from tfdpsq.privacy.proof.certified import (
-    continuation_of,
-    entry_at,
-    plan_of,
-    require_one_kind,
-    selection_of,
-)
-from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
-from tfdpsq.privacy.proof.selection import Selection, computed_selection
 
 # Arithmetic and binomial tails agree to this on every machine.
 _TOLERANCE = 1e-9
@@ -70,30 +40,22 @@ _EPSILONS = (
     "guarantee.epsilon",
     "accounting.epsilon_pld",
     "accounting.epsilon_rdp",
-    "selection.epsilon_of_training",
     "continuation.epsilon_of_this_run",
     "continuation.epsilon_sum",
 )
-# Verified by itself.
-_PARENT = "continuation.parent"
-# Less than this share of its target no calibrated selection spends: `share_epsilon`
-# uses up 99 % of it, and accountants of other versions agree to 1 %. Of k like runs one
-# makes about 1/(2k) of ε: one that is left out shows up to k = 25. Of more it does not
-# where the total δ was lowered with it; nor does any where the target was as well.
-# Whoever has the ledgers can count them; a certificate cannot prove what it leaves out.
-_LEAST_SPENT = 0.98
-# What the maker of a certificate states and nothing else follows from.
-_STATED: dict[str, Any] = {
-    "format": str,
-    "description": str,
-    "mechanism.sensitivity_argument": str,
-    "accounting.library_version": str,
-    "ledger_head": (str, type(None)),
-    "training": Mapping,
-    "fingerprints": Mapping,
-    "private_reads": list,
-    "digest": str,
-}
+# What is no number and compared all the same.
+_TEXTS = ("plan", "guarantee.unit", "accounting.accountant")
+# Sections whose numbers follow from others.
+_RECOMPUTED = (
+    "private",
+    "plan",
+    "spec",
+    "guarantee",
+    "mechanism",
+    "sampler",
+    "accounting",
+    "continuation",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +67,11 @@ class Verification:
         where it cannot be computed.
       epsilon_rdp: ε by RDP.
       problems: what is wrong, a sentence each; none if the certificate holds.
-      warnings: sentences of an earlier version that say too little, with what is true.
     """
 
     epsilon_pld: float
     epsilon_rdp: float
     problems: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
 
 
 def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
@@ -126,32 +86,16 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     problem = format_problem(certificate)
     if problem:
         raise validation.InputError(f"{problem}. Make the artefact again.")
+    problems: list[str] = []
     try:
-        problems = _digest_problems(certificate)
-    except (TypeError, ValueError) as error:
-        return Verification(math.nan, math.nan, (f"this is no JSON: {error}.",))
-    stated = _leaves(certificate)
-    for path, kind in _STATED.items():
-        found = entry_at(certificate, path, missing=problems)
-        if found is problems:
-            problems.append(f"{path} is missing.")
-        elif not isinstance(found, kind):
-            problems.append(f"{path} is {validation.shown(found)}, which it cannot be.")
-    try:
-        plan, expected = _followed(certificate, problems)
+        plan, computed_numbers = _followed(certificate, problems)
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run is unknown: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
-    if not plan.spec.secure:
-        expected = certificate_randomness.as_stated(expected, stated)
-    expected = certificate_words.as_stated(expected, stated)
-    version = entry_at(certificate, "accounting.library_version")
-    for path in sorted(expected.keys() | stated.keys()):
-        if any(f"{path}.".startswith(f"{word}.") for word in (*_STATED, _PARENT)):
-            continue
-        if path not in expected:
-            problems.append(f"{path} is there, but belongs to no certificate.")
-        elif path not in stated:
+    expected, stated = _numbers(computed_numbers), _numbers(certificate)
+    version = _entry_at(certificate, "accounting.library_version")
+    for path in sorted(expected):
+        if path not in stated:
             problems.append(f"{path} is missing; it must be {expected[path]!r}.")
         elif not _agree(path, stated[path], expected, version):
             problems.append(
@@ -162,76 +106,50 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         float(expected["accounting.epsilon_pld"]),
         float(expected["accounting.epsilon_rdp"]),
         tuple(problems),
-        tuple(
-            warning
-            for each in (certificate, *parents_of(certificate))
-            for warning in certificate_words.warnings_of(each)
-        ),
     )
+
+
+def verified_runs(
+    certificate: Mapping[str, Any], name: str = "the certificate"
+) -> list[budget.Run]:
+    """The runs behind a certificate, its own first, after verifying it.
+
+    Raises:
+      InputError: verification refuses it, or it guarantees nothing.
+    """
+    problems = verify_certificate(certificate).problems
+    if problems:
+        raise validation.InputError(
+            f"{name} does not hold: {problems[0]} Restore the certificate that its "
+            "artefact was made with; `tfdpsq verify` lists every problem."
+        )
+    if not certificate["private"]:
+        raise validation.InputError(
+            f"{name} is of a run without privacy (epsilon inf): no total is finite "
+            "with it. Leave it out only if its artefact was never released."
+        )
+    return budget.runs_of(certificate)
 
 
 def _followed(
     certificate: Mapping[str, Any], problems: list[str]
 ) -> tuple[PrivacyPlan, dict[str, Any]]:
-    """The plan, and all leaves that follow from it and from other runs.
+    """The plan, and all entries that follow from it and from earlier runs.
 
-    Adds to `problems` what no runs have that were planned by this project.
+    Adds to `problems` what no plan of this project has.
 
     Raises:
-      InputError: the free entries describe no run.
+      InputError: the free entries describe no run, or an earlier one does not hold.
       ArithmeticError, TypeError, ValueError: likewise.
     """
-    require_one_kind(certificate)
-    if "selection" in certificate:
-        selection = selection_of(certificate)
-        problems += _selection_problems(certificate, selection)
-        plan = selection.runs[selection.chosen].plan
-        return plan, _leaves(computed_selection(selection))
-    if "continuation" in certificate:
-        _require_parent(certificate)
-        continuation = continuation_of(certificate)
-        problems += _plan_problems(continuation.plan)
-        return continuation.plan, _leaves(computed_continuation(continuation))
-    plan, steps = plan_of(certificate)
+    plan, steps = budget.plan_of(certificate)
     problems += _plan_problems(plan)
-    return plan, _leaves(computed(plan, steps))
-
-
-def _require_parent(certificate: Mapping[str, Any]) -> None:
-    """Refuses a certificate whose parent does not hold: nothing follows from it."""
-    parent = entry_at(certificate, _PARENT)
-    if not isinstance(parent, Mapping):
-        raise validation.InputError(
-            f"{_PARENT} is {validation.shown(parent)}, which is not a certificate"
-        )
-    for problem in verify_certificate(parent).problems[:1]:
-        raise validation.InputError(f"the certificate of its parent: {problem}")
-
-
-def _selection_problems(
-    certificate: Mapping[str, Any], selection: Selection
-) -> list[str]:
-    """Lists what no selection has whose runs were planned together."""
-    problems = []
-    for name, run in selection.runs.items():
-        found = _plan_problems(run.plan)
-        problems += [f"run {name!r}: {problem}" for problem in found]
-    head = selection.runs[selection.chosen].ledger_head
-    if certificate.get("ledger_head") != head:
-        problems.append(
-            f"ledger_head is {validation.shown(certificate.get('ledger_head'))}, but "
-            f"that of the chosen run {head!r}."
-        )
-    target, spent = selection.target_epsilon, selection.epsilon_of_training()
-    if math.isfinite(target) and not (
-        target * _LEAST_SPENT <= spent <= target * (1 + _EPSILON_TOLERANCE)
-    ):
-        problems.append(
-            f"all {len(selection.runs)} runs together spend epsilon {spent:.6g}, but "
-            f"they were planned to spend {target:g}: a run is left out, or another "
-            "one added."
-        )
-    return problems
+    earlier = next(iter(certificate.get("earlier", ())), None)
+    if earlier is not None:
+        for problem in verify_certificate(earlier).problems[:1]:
+            raise validation.InputError(f"the earlier certificate: {problem}")
+    pairs = (certificate.get("fingerprints") or {}).get("pairs")
+    return plan, computed(plan, steps, pairs, earlier, certificate.get("disjoint"))
 
 
 def ledger_problems(
@@ -239,61 +157,38 @@ def ledger_problems(
 ) -> tuple[str, ...]:
     """Lists where the ledger of a run contradicts its certificate.
 
-    It may be of the certificate's run, of one of those that this was chosen among, or
-    of one that it continues: the one that states the ledger's head.
+    It may be of the certificate's run, or of one that it continues: the one that
+    states the ledger's run.
 
     Args:
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
-    for earlier in parents_of(certificate):
-        heads = [earlier.get("ledger_head")]
-        if "selection" in earlier:
-            heads = [run.ledger_head for run in selection_of(earlier).runs.values()]
-        if ledger.head in heads and certificate.get("ledger_head") != ledger.head:
+    for earlier in budget.parents_of(certificate):
+        own = certificate.get("run_id")
+        if ledger.run == earlier.get("run_id") and own != ledger.run:
             certificate = earlier
             break
     stated: Mapping[str, Any] = {
-        path: entry_at(certificate, path)
+        path: _entry_at(certificate, path)
         for path in (
             "plan",
             "accounting.steps_planned",
             "accounting.steps_executed",
-            "ledger_head",
+            "run_id",
         )
     }
-    if "selection" in certificate:
-        runs = selection_of(certificate).runs.values()
-        found = [run for run in runs if run.ledger_head == ledger.head]
-        if not found:
-            return (
-                f"no run of the selection has a ledger whose last line is "
-                f"{ledger.head!r}.",
-            )
-        steps = found[0].plan.spec.steps
-        own = (found[0].plan.fingerprint, steps, steps, ledger.head)
-        stated = dict(zip(stated, own))
     problems = []
     for path, paid, what in (
         ("plan", ledger.plan, "the ledger was opened for the plan"),
         ("accounting.steps_planned", ledger.steps_allowed, "the ledger's plan has"),
         ("accounting.steps_executed", ledger.steps_paid, "the steps paid for are"),
-        ("ledger_head", ledger.head, "the ledger's last line is"),
+        ("run_id", ledger.run, "the ledger is of run"),
     ):
         if stated[path] != paid:
             said = validation.shown(stated[path])
             problems.append(f"{path} is {said}, but {what} {paid!r}.")
     return tuple(problems)
-
-
-def _digest_problems(certificate: Mapping[str, Any]) -> list[str]:
-    found = digest_of(certificate)
-    if certificate.get("digest") == found:
-        return []
-    return [
-        f"digest is {validation.shown(certificate.get('digest'))}, but that of the "
-        f"content is {found!r}: the file was changed after it was made."
-    ]
 
 
 def _plan_problems(plan: PrivacyPlan) -> list[str]:
@@ -381,13 +276,21 @@ def _versions(path: str, version: Any) -> str:
     return f" with dp-accounting {here} (the file was made with {version})"
 
 
-def _leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """All values in nested mappings by their dotted path; a list is one value."""
-    if not isinstance(value, Mapping) or not value:
-        return {path: value}
-    found = {}
-    for key, inner in value.items():
-        # A key "a.b" must not stand in for "b" in "a".
-        key = str(key).replace(".", "\\.")
-        found.update(_leaves(inner, f"{path}.{key}" if path else key))
-    return found
+def _numbers(value: Any, path: str = "") -> dict[str, Any]:
+    """Numbers, flags and `_TEXTS` in nested mappings, by dotted path."""
+    if isinstance(value, Mapping):
+        found = {}
+        for key, inner in value.items():
+            if path or key in _RECOMPUTED:
+                found.update(_numbers(inner, f"{path}.{key}" if path else key))
+        return found
+    compared = isinstance(value, (int, float)) or value in (None, "inf")
+    return {path: value} if compared or path in _TEXTS else {}
+
+
+def _entry_at(certificate: Mapping[str, Any], path: str) -> Any:
+    """The entry at a dotted path; `None` where there is none."""
+    value: Any = certificate
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,4 +1,4 @@
-"""The noise of a logical step: tensorflow-privacy's Gaussian sum, replayable.
+"""The noise of a logical step, which can be drawn again.
 
 Every variable of every step has a key of its own, made from secret bits, the step
 number and the variable's position: same-shaped variables and successive steps have
@@ -15,20 +15,20 @@ compiled draw.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.correlation import NoiseWindow
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
 # under another one: its steps would be other steps.
-SCHEME = "Philox by key and counter, two draws of noise, 16 bits a dropout"
+SCHEME = "two draws of Philox by key and counter, Box-Muller, 16 bits a dropout"
 PHILOX = tf.random.Algorithm.PHILOX.value
-# Draws that noise is the sum of. A Philox key has 64 bits, and Philox can be inverted:
-# who knows some of a single draw tries these. Of a sum they must guess two at once.
+# Draws whose bits make the noise together. A Philox key has 64 bits, and Philox can be
+# inverted: who knows some of a single draw tries these. Of two they must guess both.
 DRAWS = 2
 # Values of Philox's counter that one draw may use: four numbers each.
 _BLOCK_BITS = 40
@@ -47,69 +47,99 @@ class DrawKey(NamedTuple):
     counter: tf.Tensor
 
 
-class SeededGaussianSumQuery(parts.GaussianSumQuery):
-    """tensorflow-privacy's Gaussian sum query with noise from a given seed.
+def noised(
+    sums: Sequence[tf.Tensor],
+    stddev: float,
+    seed: tf.Tensor,
+    step: tf.Tensor,
+    window: NoiseWindow | None = None,
+) -> list[tf.Tensor]:
+    """The sums plus Gaussian noise.
 
-    The parent draws from TF's stateful generator, which differs by replica and
-    cannot be replayed; everything else is the parent's.
+    Args:
+      sums: one float tensor per variable.
+      stddev: deviation of the noise, σΔ.
+      seed: [DRAWS, 2] int64, secret.
+      step: scalar int64, new for every logical step.
+      window: where noise cancels; `None` makes it independent of other steps'.
+
+    Returns:
+      Tensors shaped as `sums`, with noise of deviation `stddev` added, or with the
+      window's shares of such noise, drawn afresh for this step and again for each step
+      before it in its window.
     """
+    if window is None:
+        return _with_draws(sums, seed, step, stddev)
+    # Of the sums' own type: no 64-bit floats where a TPU would emulate them.
+    shares = tf.constant(stddev * window.shares(), sums[0].dtype)
+    before = window.position(step)
 
-    def noised(
-        self,
-        sums: Sequence[tf.Tensor],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-        window: NoiseWindow | None = None,
-    ) -> list[tf.Tensor]:
-        """The sums plus Gaussian noise.
+    def add(past: Any, *values: Any) -> Any:
+        return past + 1, *_with_draws(values, seed, step - past, shares[past])
 
-        Args:
-          sums: one float tensor per variable.
-          seed: [DRAWS, 2] int64, secret.
-          step: scalar int64, new for every logical step.
-          window: where noise cancels; `None` makes it independent of other steps'.
+    _, *found = tf.while_loop(
+        lambda past, *_: past <= before,
+        add,
+        (tf.constant(0, tf.int64), *sums),
+        maximum_iterations=window.steps,
+        parallel_iterations=1,
+    )
+    return found
 
-        Returns:
-          Tensors shaped as `sums`, with noise of deviation `stddev` added, or with
-          the window's shares of such noise, drawn afresh for this step and again for
-          each step before it in its window.
-        """
-        if window is None:
-            return self._with_draws(sums, seed, step, self._stddev)
-        # Of the sums' own type: no 64-bit floats where a TPU would emulate them.
-        shares = tf.constant(self._stddev * window.shares(), sums[0].dtype)
-        before = window.position(step)
 
-        def add(past: Any, *values: Any) -> Any:
-            drawn = self._with_draws(values, seed, step - past, shares[past])
-            return past + 1, *drawn
+def _with_draws(
+    sums: Sequence[tf.Tensor],
+    seed: tf.Tensor,
+    step: tf.Tensor,
+    deviation: float | tf.Tensor,
+) -> list[tf.Tensor]:
+    words = tf.unstack(seed, DRAWS)
+    found = []
+    for position, value in enumerate(sums):
+        keys = [draw_key(own, step, position) for own in words]
+        drawn = _gaussian(value.shape, keys, value.dtype)
+        found.append(value + tf.cast(deviation, value.dtype) * drawn)
+    return found
 
-        _, *noised = tf.while_loop(
-            lambda past, *_: past <= before,
-            add,
-            (tf.constant(0, tf.int64), *sums),
-            maximum_iterations=window.steps,
-            parallel_iterations=1,
-        )
-        return noised
 
-    def _with_draws(
-        self,
-        sums: Sequence[tf.Tensor],
-        seed: tf.Tensor,
-        step: tf.Tensor,
-        deviation: float | tf.Tensor,
-    ) -> list[tf.Tensor]:
-        words = tf.unstack(seed, DRAWS)
-        share = deviation / DRAWS**0.5
-        noised = []
-        for position, value in enumerate(sums):
-            draws = [
-                normal(tf.shape(value), draw_key(own, step, position), value.dtype)
-                for own in words
-            ]
-            noised.append(value + tf.cast(share, value.dtype) * tf.add_n(draws))
-        return noised
+def _gaussian(
+    shape: tf.TensorShape, keys: Sequence[DrawKey], dtype: tf.DType
+) -> tf.Tensor:
+    """Standard normal numbers from the bits of several draws together.
+
+    float32 by Box and Muller's transform of 32 random bits a number, the exclusive or
+    of the draws' bits; others as a sum of normal draws. The largest of float32 is 6.6.
+    """
+    if dtype != tf.float32:
+        return tf.add_n([normal(shape, key, dtype) for key in keys]) / len(keys) ** 0.5
+    size = shape.num_elements()
+    words = [2, (size + 1) // 2]
+    bits = integers(words, keys[0], tf.uint32)
+    for key in keys[1:]:
+        bits = tf.bitwise.bitwise_xor(bits, integers(words, key, tf.uint32))
+    return tf.reshape(tf.reshape(gaussian_of(bits, axis=0), [-1])[:size], shape)
+
+
+def gaussian_of(bits: tf.Tensor, axis: int = -1) -> tf.Tensor:
+    """Standard normal numbers by Box and Muller's transform.
+
+    Args:
+      bits: uint32; two halves along an axis make one number each.
+      axis: that axis, of even length.
+
+    Returns:
+      float32, of the same shape; 6.6 at most.
+    """
+    first, second = tf.split(bits, 2, axis)
+    angle = tf.cast(tf.bitcast(second, tf.int32), tf.float32) * (math.pi * 2.0**-31)
+    radius = tf.sqrt(-2 * tf.math.log(uniform_of(first)))
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis)
+
+
+def uniform_of(bits: tf.Tensor) -> tf.Tensor:
+    """Numbers in (0, 1], float32, from the upper 31 bits of each uint32."""
+    upper = tf.bitwise.right_shift(bits, tf.constant(1, tf.uint32))
+    return (tf.cast(tf.bitcast(upper, tf.int32), tf.float32) + 0.5) * 2.0**-31
 
 
 def draw_key(

@@ -7,9 +7,8 @@ have no effect.
 
 Some stay out by design. With epsilon = inf a run takes the settings of its private twin
 and ignores those of clipping, noise and accounting, so that epsilon alone tells the two
-apart. Settings of a stage that a job does not run wait for a job that does. Axes and
-variants of a grid replace what its stage's settings say. Settings of speed, memory and
-places never change a result.
+apart. Settings of a stage that a job does not run wait for a job that does. Settings of
+speed, memory and places never change a result.
 """
 
 from __future__ import annotations

@@ -20,13 +20,12 @@ SETS = "runs"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 # `audit`: the findings.
 AUDIT_FILE = "audit.json"
-# Below a private directory; `forget` deletes no file of a name that is not here.
+# Below a private directory.
 # Of a training run, besides its ledger and `checkpoint.STATE`: its settings, and the
 # tokenised pairs of a training that is killed.
 RUN_FILE = "run.json"
 RUNS = "runs"
 LOGS = "logs"  # of all stages, a folder each
-CHOICES = "choices"  # of `choose`, a folder each
 ROWS = "rows"
 # Of a log, besides `point_log.FILE_NAME`, by any stage or by a process of a pass.
 CURVE_FILE = "curve.json"
@@ -38,12 +37,6 @@ TABLE_FILES = ("tables.json", "tables.html")
 EXAMPLE_FILES = ("examples.json", "examples.html")
 # Of a whole job, which show private queries.
 JOB_FILES = ("report.html", "results.json", *TABLE_FILES)
-# Of a private choice among the points of a grid.
-PLAN_FILE = "plan.json"
-CHOICE_FILE = "choice.json"
-SCORES, POINTS, DIVERGED = "scores", "points", "diverged"
-# In a private directory whose content `forget` has begun to delete.
-FORGOTTEN = "forgotten.json"
 
 
 def epsilon_name(epsilon: float) -> str:

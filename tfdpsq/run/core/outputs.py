@@ -11,9 +11,7 @@ archives do not keep it. Object stores set times of their own.)
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import fcntl
 import os
 import pathlib
 import threading
@@ -35,7 +33,7 @@ PRIVATE_FILES = (
     "seconds.json",
     "peak_memory.json",
 )
-PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS, layout.CHOICES)
+PRIVATE_FOLDERS = (layout.RUNS, layout.LOGS)
 
 
 # -- Private directories ----------------------------------------------------------
@@ -49,10 +47,9 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
     left as it is.
 
     Raises:
-      InputError: it is a file, would be released, was forgotten, or cannot be made.
+      InputError: it is a file, would be released, or cannot be made.
     """
     releases.private_directory(directory, os.fspath(directory))
-    releases.require_not_forgotten(directory)
     if directory.exists() and not directory.is_dir():
         raise validation.InputError(
             f"{directory} is a file; it should be the directory of what must stay "
@@ -73,20 +70,6 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def mark_forgotten(directory: pathlib.Path) -> None:
-    """Marks a private directory before anything in it is deleted for good."""
-    path = directory / layout.FORGOTTEN
-    with owner_only(), _explained(path):
-        files.write_json(path, {"forgotten": True})
-
-
-def unmark_forgotten(directory: pathlib.Path) -> None:
-    """Removes the mark of a private directory in which nothing was deleted."""
-    path = directory / layout.FORGOTTEN
-    with _explained(path):
-        path.unlink(missing_ok=True)
-
-
 # -- Writing ---------------------------------------------------------------------
 
 
@@ -98,43 +81,17 @@ def filled(output: Output) -> Iterator[pathlib.Path]:
       A temporary directory that its owner alone can enter. The caller is to lock it.
 
     Raises:
-      InputError: as `files.atomic_directory`; or the result is not what was stated; or
-        the workdir was forgotten meanwhile, and the output would be its owner's alone.
+      InputError: as `files.atomic_directory`; or the result is not what was stated.
     """
     directory = output.directory
     make_parents(directory)
-    lock = contextlib.ExitStack()
     try:
         with owner_only(), files.atomic_directory(directory) as partial:
-            # `forget` leaves its mark before it looks for outputs and their locks. So
-            # an output that is there before the mark is looked for is seen, or sees it.
-            require_not_forgotten(output)
             yield partial
-            lock.enter_context(_locked(partial))  # the caller has let go of it
-            require_not_forgotten(output)
             releases.check_made(partial, output)
             finish(partial, output)
     finally:
-        lock.close()  # only now, as the output has its name
         settle(directory)  # a stage that fails has moved them, too
-
-
-def require_not_forgotten(output: Output) -> None:
-    """Refuses, of what `forget` deletes, an output whose workdir it has marked."""
-    if output.owner_only:
-        dataclasses.replace(output)  # made again, it looks for the mark again
-
-
-@contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Locks a directory of our own, where there are locks, so that `forget` sees it."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def write_file(path: str | os.PathLike, text: str, guarantee: str, holds: str) -> None:

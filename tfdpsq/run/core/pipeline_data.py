@@ -283,7 +283,7 @@ def _with_histogram(
     stage, own = histogram_stage(config), config.finetune
     with pipeline_checks.of_stage("histogram"):
         counting = privacy.make_plan(private_training.counting_spec(stage, units))
-    earlier = {"the histogram": budget.planned_release({"histogram": counting}, "")}
+    earlier = [budget.Run("the histogram", counting, counting.spec.steps)]
     plans = {f"histogram_{layout.epsilon_name(stage.epsilon)}": counting}
     for epsilon in filter(math.isfinite, config.epsilons):
         spec = private_training.spec_of(own, units, epsilon=float(epsilon))

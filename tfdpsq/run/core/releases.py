@@ -39,7 +39,6 @@ PRIVATE = certificate_files.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
-# Of the private directory: the points of `choose`, all of which the ε counts, and logs.
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
@@ -71,8 +70,8 @@ class Output:
 
     Raises:
       InputError: a private output in a released place, or a private directory in one;
-        or another one in a place of a release that looks private or hidden; or one in a
-        workdir that was forgotten, or where runs, logs or choices are kept.
+        or another one in a place of a release that looks private or hidden; or one
+        where runs or logs are kept.
     """
 
     place: Place
@@ -99,15 +98,11 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
                 f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
-        # The place may be the workdir of a job itself, or deep in a private directory.
         place = pathlib.Path(any_files.without_scheme(self.place))
-        kept = [up for up in place.parents if up.name == PRIVATE_FOLDER]
-        kept.append(place / PRIVATE_FOLDER)
+        private = place / PRIVATE_FOLDER
         with contextlib.suppress(validation.InputError):  # it needs none, and has none
-            kept.append(private_directory(self.place, self.private_directory))
-        for directory in kept:
-            require_not_forgotten(directory)
-        _require_apart(place, kept[-1])
+            private = private_directory(self.place, self.private_directory)
+        _require_apart(place, private)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -129,13 +124,12 @@ class Output:
 def _require_apart(place: pathlib.Path, private: pathlib.Path) -> None:
     """Refuses the place of what stages keep while they make their output.
 
-    Runs, logs and choices are written as an output is made; the output could not take
-    their place, when all was paid. Points of a choice have outputs in it.
+    Runs and logs are written as an output is made; the output could not take their
+    place, when all was paid.
     """
     real = map(os.path.realpath, (place, private))
     below = pathlib.Path(os.path.relpath(*real)).parts
-    inside = below[:1] in ((layout.RUNS,), (layout.LOGS,))
-    if inside or (below[:1] == (layout.CHOICES,) and len(below) < 3):
+    if below[:1] in ((layout.RUNS,), (layout.LOGS,)):
         raise validation.InputError(
             f"{place} is where {below[0]} of {private} are kept. Use another --workdir."
         )
@@ -154,27 +148,6 @@ def require_short(name: str) -> None:
         raise validation.InputError(
             f"an output would be called {validation.shown(name)}, of "
             f"{len(os.fsencode(name))} bytes. Give a name of at most {_LONGEST_NAME}."
-        )
-
-
-def require_not_forgotten(private: pathlib.Path) -> None:
-    """Refuses a private directory whose content `forget` has begun to delete.
-
-    Raises:
-      InputError: it is one, or may not be entered.
-    """
-    try:
-        forgotten = (private / layout.FORGOTTEN).exists()
-    except PermissionError as error:
-        closed = private if os.path.exists(private) else private.parent
-        raise validation.InputError(
-            f"{closed}: {error.strerror}. Change its permissions, or use another path."
-        ) from error
-    if forgotten:
-        raise validation.InputError(
-            f"{private} was deleted by `tfdpsq forget`, all or in part: its keys and "
-            "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
-            "--delete` again to delete the rest, and use another workdir."
         )
 
 
@@ -370,8 +343,6 @@ def marked(folder: pathlib.Path) -> str | None:
     found = (_mark(folder / name) or {} for name in _STATING)
     stating = (values.get(certificate_files.GUARANTEE) for values in found)
     known = [each for each in stating if each in GUARANTEES]
-    if known and folder.parent.match(f"{layout.CHOICES}/*/{layout.POINTS}"):
-        known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
 
 

@@ -194,9 +194,8 @@ def _why_private(place: pathlib.Path) -> str | None:
     if name in of_log and folder.parent.name == layout.LOGS:
         return "is a log of training, with losses on private queries"
     for above in (place, *place.parents):
-        names = (*outputs.PRIVATE_FILES, layout.FORGOTTEN)
         if above.name == releases.PRIVATE_FOLDER and any(
-            (above / each).exists() for each in names
+            (above / each).exists() for each in outputs.PRIVATE_FILES
         ):
             return f"is in {above}, where stages keep what must stay private"
     return None
@@ -410,7 +409,7 @@ def require_prompt(
     if not path.is_file():
         return
     trained = workdir.read_json(path)["config"]
-    theirs = trained.get("finetune", trained).get("prompt", prompt)
+    theirs = trained.get("prompt", prompt)
     if theirs != prompt:
         raise validation.InputError(
             f"{setting} is {validation.shown(prompt)}, but {generator} was trained "

@@ -18,14 +18,13 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
-from tfdpsq.data.records import PART_FILE
-from tfdpsq.privacy.proof import budget, certificate_files, composition
+from tfdpsq.privacy.proof import budget, certificate_files, verification
 from tfdpsq.privacy.proof.certificate import FILE_NAME
-from tfdpsq.run.core import layout, releases, workdir
+from tfdpsq.run.core import releases, workdir
 
 # The certificate itself, and what says that one is missing if there is none.
 _MARKED = (FILE_NAME, *certificate_files.MARKED)
@@ -48,6 +47,32 @@ class Found:
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     unreleased: list[str] = dataclasses.field(default_factory=list)
 
+    def add(self, other: Found) -> None:
+        """Adds what was found elsewhere."""
+        self.certificates |= other.certificates
+        self.refused |= other.refused
+        self.unreleased += other.unreleased
+        for digest, places in other.places.items():
+            known = self.places.setdefault(digest, [])
+            known += [place for place in places if place not in known]
+
+    @property
+    def ambiguous(self) -> list[str]:
+        """Why certificates may be of one run or of two, a line each.
+
+        Runs outside a directory have no id, so copies of one certificate look like the
+        certificates of two runs with the same settings.
+        """
+        return [
+            f"{self.places[digest][0]} and {self.places[digest][1]} hold equal "
+            "certificates without a run id: two runs with the same settings, or copies "
+            "of one. If they are copies, give one of them."
+            for digest, certificate in self.certificates.items()
+            if len(self.places[digest]) > 1
+            and certificate.get("private")
+            and not certificate.get("run_id")
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Limit:
@@ -66,11 +91,7 @@ def find_certificates(directory: str | os.PathLike) -> Found:
 
     Under a directory called `release`, everything that is finished counts. Elsewhere,
     directories called `private` and those that state the guarantee "private" are
-    passed over, unless one is given itself. What a command has not
-    finished never counts. Symbolic links are followed, each real directory once as
-    what is released and once as what is not: a link under `release` releases what it
-    leads to, and is refused where that is private. One that leads to a part of an
-    artefact, a file or a folder in it, counts as the artefact.
+    passed over, unless one is given itself.
 
     Raises:
       InputError: there is no such directory, or no artefact in it was released.
@@ -89,7 +110,7 @@ def find_certificates(directory: str | os.PathLike) -> Found:
             f"directory or a {FILE_NAME}."
         )
     else:
-        _walk(found, root, set())
+        _walk(found, root, first=True)
     if not found.certificates and not found.refused:
         raise validation.InputError(
             f"{root} holds no {FILE_NAME} of anything released. Give the workdir or "
@@ -99,25 +120,14 @@ def find_certificates(directory: str | os.PathLike) -> Found:
 
 
 def _walk(
-    found: Found,
-    folder: pathlib.Path,
-    seen: set[tuple[str, bool, bool]],
-    private: bool = False,
+    found: Found, folder: pathlib.Path, first: bool = False, private: bool = False
 ) -> None:
     """Adds what is in a folder; of one in `private`, only what is released."""
-    first, released = not seen, releases.is_released(folder)
-    _require_releasable(found, folder)
-    # What was passed over as private counts where a link releases it.
-    visit = (os.path.realpath(folder), released, private and not released)
-    if visit in seen:
-        return
-    seen.add(visit)
+    released = releases.is_released(folder)
     counts = released or not private
-    if counts:
-        _add_linked(found, folder)
     if counts and any((folder / name).is_file() for name in _MARKED):
-        private_itself = releases.marked(folder) == releases.PRIVATE
-        if private_itself and not first and not released:
+        itself = releases.marked(folder) == releases.PRIVATE
+        if itself and not first and not released:
             found.unreleased.append(os.fspath(folder))
             # It can contain another job's workdir, whose releases count.
             counts, private = False, True
@@ -125,108 +135,13 @@ def _walk(
             _add(found, folder, folder / FILE_NAME)
     for inside in sorted(folder.iterdir()):
         if not inside.is_dir() or releases.UNFINISHED.fullmatch(inside.name):
-            if counts or releases.is_released(inside):
-                _add_linked(found, inside)
-            _require_releasable(found, inside)
             continue
         hides = inside.name == releases.PRIVATE_FOLDER
         if hides and counts and not releases.is_released(inside):
             found.unreleased.append(os.fspath(inside))
-        elif hides and releases.is_released(inside):
-            _require_inside(found, inside)
-        _walk(found, inside, seen, private or hides)
+        _walk(found, inside, private=private or hides)
     if counts:
         _require_certificate(found, folder)
-
-
-def _artefact_of(real: pathlib.Path) -> pathlib.Path | None:
-    """Returns the nearest directory, links followed, that states what a path cost.
-
-    That is the path itself or one above it with a certificate, the digest of one, or a
-    guarantee; `None` if there is none.
-    """
-    for place in (real, *real.parents):
-        if (place / FILE_NAME).is_file():
-            return place
-        states = releases.marked(place) or any(
-            certificate_files.digest_in(place / name) for name in _MARKED[1:]
-        )
-        if states and not _is_part(place):
-            return place
-    return None
-
-
-def _add_linked(found: Found, link: pathlib.Path) -> None:
-    """Adds what a link leads into: a part of an artefact costs what all of it does."""
-    if not (link.is_symlink() and link.exists()):
-        return
-    real = pathlib.Path(os.path.realpath(link))
-    artefact = _artefact_of(real)
-    if artefact is None:
-        # The rows of a set that were copied without what tells its cost.
-        if releases.is_released(link) and any(
-            (place / PART_FILE).is_file() for place in (real, *real.parents[:2])
-        ):
-            found.refused[os.fspath(link)] = (
-                f"this link releases {real}, a part of a set of queries, and nothing "
-                "there tells what the set cost. Link to the set itself instead, which "
-                "has the certificate."
-            )
-        return
-    # A link to all of it is walked; one to what is private is refused, not counted.
-    if artefact == real or releases.marked(artefact) == releases.PRIVATE:
-        return
-    _add(found, artefact, artefact / FILE_NAME)
-    if releases.marked(artefact) == releases.CERTIFIED:
-        # `synthesize` keeps its certificate inside the set.
-        for path in sorted(artefact.rglob(FILE_NAME)):
-            _add(found, path.parent, path)
-        _require_certificate(found, artefact)
-
-
-def _require_releasable(found: Found, link: pathlib.Path) -> None:
-    """Refuses a link that releases what no certificate covers."""
-    if not (link.is_symlink() and link.exists() and releases.is_released(link)):
-        return
-    real = pathlib.Path(os.path.realpath(link))
-    # Links in it are looked at one by one.
-    states = next(filter(None, map(releases.marked, (real, *real.parents))), None)
-    if states == releases.PRIVATE:
-        problem = f'whose guarantee is "{states}"'
-    elif states is None and releases.is_under_private(real):
-        artefact = _artefact_of(real)
-        inside = real.relative_to(artefact).parts if artefact else ()
-        if artefact and releases.PRIVATE_FOLDER not in inside:
-            return  # its certificate is counted
-        problem = f"in {releases.PRIVATE_FOLDER}/, where nothing states a guarantee"
-    elif real.name in layout.JOB_FILES and (
-        (real.parent / workdir.CONFIG_FILE).is_file()
-    ):
-        problem = "which shows private queries or measures on them"
-    else:
-        return
-    _refuse_link(found, link, real, problem)
-
-
-def _require_inside(found: Found, folder: pathlib.Path) -> None:
-    """Refuses a private directory that a link above it releases, a workdir's, say."""
-    real = pathlib.Path(os.path.realpath(folder))
-    if releases.is_under_private(real):
-        _refuse_link(found, folder, real, "where keys, seeds and ledgers are kept")
-
-
-def _refuse_link(
-    found: Found, link: pathlib.Path, real: pathlib.Path, problem: str
-) -> None:
-    found.refused[os.fspath(link)] = (
-        f"this link releases {real}, {problem}: no certificate covers it. Remove the "
-        "link. Copies that were taken through it hold private data."
-    )
-    found.unreleased = [
-        place
-        for place in found.unreleased
-        if real not in (each := pathlib.Path(os.path.realpath(place)), *each.parents)
-    ]
 
 
 def _is_part(folder: pathlib.Path) -> bool:
@@ -247,8 +162,6 @@ def _require_certificate(found: Found, folder: pathlib.Path) -> None:
     stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
     if stated != releases.CERTIFIED or any(folder.rglob(FILE_NAME)):
         return
-    if any((inside / FILE_NAME).is_file() for inside in folder.iterdir()):
-        return  # through a link
     if not any(folder in pathlib.Path(path).parents for path in found.refused):
         found.refused[os.fspath(stage)] = (
             f'states the guarantee "{stated}", but there is no {FILE_NAME} in '
@@ -270,8 +183,7 @@ def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
         found.certificates[digest] = certificate
         place = folder if path.name == FILE_NAME else path
         places = found.places.setdefault(digest, [])
-        # Links to several of its files are no copies of it.
-        if os.path.realpath(place) not in map(os.path.realpath, places):
+        if os.fspath(place) not in places:
             places.append(os.fspath(place))
 
 
@@ -320,57 +232,25 @@ def is_limited() -> bool:
     return bool(_limits)
 
 
-def require_within(
-    plans: Mapping[str, privacy.PrivacyPlan],
-    pairs: str,
-    choice_epsilon: float | None = None,
-    continuation: privacy.Continuation | None = None,
-) -> None:
+def require_within(runs: Sequence[budget.Run]) -> None:
     """Refuses runs that would exceed the limit, if there is one; nothing is spent yet.
 
-    Of several plans, one will be chosen, with ε `choice_epsilon` if the choice is
-    private. `pairs` is the fingerprint of the private pairs. `continuation` is that of
-    the one run that starts from released weights.
+    `runs` are those that are about to begin, and those whose releases they start from.
 
     Raises:
       InputError: the total would exceed the limit, or cannot be computed; or another
         process spends under a limit that counts the same releases.
     """
-    if not _limits or not all(plan.spec.private for plan in plans.values()):
-        return
-    planned = budget.planned_release(plans, pairs, choice_epsilon, continuation)
-    name = next(iter(plans)) if len(plans) == 1 else f"the grid of {len(plans)} runs"
-    _require_within({name: planned})
-
-
-def require_job_within(plans: Mapping[str, privacy.PrivacyPlan]) -> None:
-    """Refuses a job, all of whose runs are released, that would exceed the limit.
-
-    `plans` are of the runs that are not finished, by name; those without privacy, which
-    stay private, cost nothing here.
-
-    Raises:
-      InputError: as `require_within`.
-    """
-    planned = {
-        name: budget.planned_release({name: plan}, "")
-        for name, plan in plans.items()
-        if plan.spec.private
-    }
-    if planned:
-        _require_within(planned)
-
-
-def _require_within(planned: Mapping[str, budget.Release]) -> None:
-    for limit in _limits:
+    private = [run for run in runs if run.plan.spec.private]
+    for limit in _limits if private else ():
         _reserve(limit.folders)
-        released: dict[str, budget.Release] = {}
+        found = Found()
         for folder in limit.folders:
-            if os.path.isdir(folder):
-                released.update(_releases_in(folder, may_be_empty=True))
+            with contextlib.suppress(validation.InputError):  # nothing released yet
+                found.add(find_certificates(folder))
         for folder in limit.released:
-            released.update(_releases_in(folder, may_be_empty=False))
-        budget.require_within(limit.epsilon, released, planned)
+            found.add(find_certificates(folder))
+        budget.require_within(limit.epsilon, _runs_of(found), private)
 
 
 def _reserve(folders: Sequence[str]) -> None:
@@ -389,19 +269,14 @@ def _reserve(folders: Sequence[str]) -> None:
             _reserved[folder] = lock
 
 
-def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
-    try:
-        found = find_certificates(folder)
-    except validation.InputError:
-        if may_be_empty:
-            return {}
-        raise
+def _runs_of(found: Found) -> list[budget.Run]:
     for path, why in found.refused.items():
         raise validation.InputError(f"the budget cannot be checked: {path}: {why}")
-    releases_there = {}
+    if found.ambiguous:
+        raise validation.InputError(
+            f"the budget cannot be checked: {found.ambiguous[0]}"
+        )
+    runs: list[budget.Run] = []
     for digest, certificate in found.certificates.items():
-        places = found.places[digest]
-        release = budget.release_of(certificate, places[0])
-        composition.require_one_run(release, places)
-        releases_there[places[0]] = release
-    return releases_there
+        runs += verification.verified_runs(certificate, found.places[digest][0])
+    return runs

@@ -108,17 +108,17 @@ def _cost_budget(made: pathlib.Path, directory: pathlib.Path) -> bool:
             return False
         certificate = json.loads(stated.read_text("utf-8"))
         finite = math.isfinite(float(certificate["guarantee"]["epsilon"]))
-        return finite and certificate["ledger_head"] not in _heads(runs)
+        return finite and certificate["run_id"] not in _ids(runs)
     except (OSError, ValueError, LookupError, TypeError):
         return True  # it cannot say so
 
 
-def _heads(runs: pathlib.Path) -> set[str]:
-    """Returns the heads of all ledgers that can be read."""
+def _ids(runs: pathlib.Path) -> set[str]:
+    """Returns the run ids of all ledgers that can be read."""
     found = set()
     for path in runs.glob(f"*/{ledger.FILE_NAME}"):
         with contextlib.suppress(validation.DataError):
-            found.add(ledger.read_ledger(path).head)
+            found.add(ledger.read_ledger(path).run)
     return found
 
 

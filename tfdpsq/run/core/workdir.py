@@ -466,8 +466,6 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
         with held(left, busy):
             shutil.rmtree(left)  # of a run that was killed; it was never released
     with outputs.filled(output) as temporary, held(temporary, busy):
-        # Between its look for the mark and the lock, `forget` may have looked for both.
-        outputs.require_not_forgotten(output)
         yield temporary
 
 
@@ -561,11 +559,6 @@ def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
         for key, kind in entries.items():
             if not isinstance(found.get(key), kind):
                 raise ValueError(f"it has no sound entry {key!r}")
-        # Of `choose`: what is asked of a generator's config is asked of this part.
-        if name == STAGE_FILE and not isinstance(
-            found["config"].get("finetune", {}), dict
-        ):
-            raise ValueError("it has no sound entry 'config.finetune'")
     except ValueError as error:
         raise validation.DataError(
             path,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.reporting.wording import epsilon_text, most_text, number_text
 
 _MISSING = "not stated"
@@ -68,7 +67,6 @@ def _card(
     private = _is_private(certificate)
     particulars = {
         **_particulars(certificate),
-        **_choice(certificate),
         **_continuation(certificate),
     }
     if private:
@@ -97,7 +95,7 @@ def _composition(private: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Releasing what came of all {len(private)} protected runs above, where they "
         f"used the same queries, protects each {unit} only at the sum: "
-        f"ε = {epsilon_text(epsilon)}, δ = {most_text(delta)}. `tfdpsq budget` "
+        f"ε = {epsilon_text(epsilon)}, δ = {most_text(delta)}. `tfdpsq verify` "
         "verifies the certificates, and gives a smaller total where all settings were "
         "fixed beforehand."
     )
@@ -112,10 +110,6 @@ def _promise(certificate: Mapping[str, Any]) -> str:
     epsilon, delta = _epsilon(certificate), _at(certificate, "guarantee.delta")
     factor = float(most_text(math.exp(min(epsilon, 700.0)), 4))
     unit = _at(certificate, "guarantee.unit")
-    # Of the weights that training started from as well.
-    chain = (certificate, *parents_of(certificate))
-    if any(_at(each, "selection.epsilon_of_choice") is None for each in chain):
-        unit = f"{unit} that was trained on"
     # Batches of a fixed size protect what a unit holds, among a fixed number of them.
     change = (
         f"Had any {unit} been replaced by nothing"
@@ -148,10 +142,10 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "Mechanism": at("mechanism.name"),
         "Noise": f"noise multiplier {at('mechanism.noise_multiplier')}, clip norm "
         f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}"
-        + "".join(
-            f". {_at(certificate, key)}"
-            for key in ("mechanism.noise_in_words", "mechanism.clipping_in_words")
-            if _at(certificate, key) != _MISSING
+        + (
+            f". {_at(certificate, 'mechanism.noise_in_words')}"
+            if _at(certificate, "mechanism.noise_in_words") != _MISSING
+            else ""
         ),
         "Why this sensitivity": at("mechanism.sensitivity_argument"),
         "Units": f"n = {at('sampler.n')}, {at('sampler.n_in_words')}; "
@@ -163,30 +157,11 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _choice(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes how a run was chosen among several, and the cost of the choice."""
-    if "selection" not in certificate:
-        return {}
-    return {
-        "Chosen among several runs": _at(certificate, "selection.in_words"),
-        "Score": _at(certificate, "selection.score"),
-        "ε of the runs and of the choice": f"all "
-        f"{_at(certificate, 'selection.runs_counted')} runs "
-        f"{_epsilon_at(certificate, 'selection.epsilon_of_training')}, the choice "
-        + (
-            "not covered"
-            if _at(certificate, "selection.epsilon_of_choice") is None
-            else _epsilon_at(certificate, "selection.epsilon_of_choice")
-        ),
-        "Mechanism, noise and sampler above": "of the run that was chosen",
-    }
-
-
 def _continuation(certificate: Mapping[str, Any]) -> dict[str, Any]:
     """Describes the released weights that training started from."""
     if "continuation" not in certificate:
         return {}
-    earlier = _at(certificate, "continuation.parent.guarantee.epsilon")
+    earlier = _at(certificate["earlier"][0], "guarantee.epsilon")
     return {
         "Continued from released weights": _at(certificate, "continuation.in_words"),
         "ε of this run and of the weights": "this run "

@@ -1,6 +1,6 @@
 """Private training that comes after another release: of weights, or of a histogram.
 
-What both guarantee together is in `privacy.proof.continuation`. Weights that it starts
+What both guarantee together is in `privacy.proof.budget`. Weights that it starts
 from have the ε of their own run, and `epsilon` is that of this one. What a histogram
 costs is taken off `epsilon`.
 """
@@ -16,7 +16,7 @@ import ml_collections
 from absl import logging
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, composition
+from tfdpsq.privacy.proof import budget, verification
 from tfdpsq.run.core import settings, sources
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training
@@ -31,7 +31,7 @@ def declared() -> dict[str, settings.Setting]:
     together, whatever their pairs; "time" declares that no query, and "user" that no
     user, of these pairs was among theirs, so that the largest ε holds.
     """
-    return {"continues": settings.Text("", ("", COMPOSED, *composition.DISJOINT))}
+    return {"continues": settings.Text("", ("", COMPOSED, *budget.DISJOINT))}
 
 
 def require_continuable(
@@ -87,43 +87,49 @@ def make_plan(
     """
     if context.histogram is None:
         return privacy.make_plan(spec)
-    name = f"the histogram {config.histogram}"
-    earlier = budget.release_of(context.histogram, f"the certificate of {name}")
-    return budget.plan_within(spec, {name: earlier})
+    name = f"the certificate of the histogram {config.histogram}"
+    earlier = verification.verified_runs(context.histogram, name)
+    return budget.plan_within(spec, earlier)
 
 
-def continuation_of(
+def earlier_of(
+    config: ml_collections.ConfigDict, context: contexts.Context
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Returns the certificate that a run follows, and how the logs are disjoint."""
+    if not config.continues:
+        return context.histogram, None
+    return context.parent, None if config.continues == COMPOSED else config.continues
+
+
+def planned_runs(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
     plan: privacy.PrivacyPlan,
-) -> privacy.Continuation | None:
-    """Returns the run to its last step and what it continues; `None` if nothing.
+) -> list[budget.Run]:
+    """Returns the run to its last step, and those that it follows.
 
     Raises:
       InputError: the earlier certificate does not hold, or both cannot be composed.
     """
-    parent, place = context.histogram, config.get("histogram")
-    if config.continues:  # and no histogram, by `require_continuable`
-        parent, place = context.parent, config.init
-    if parent is None:
-        return None
-    disjoint = None if config.continues in ("", COMPOSED) else config.continues
-    found = privacy.Continuation(
-        plan,
-        plan.spec.steps,
-        context.inputs["pairs"],
-        parent,
-        budget.release_of(parent, f"the certificate of {place}"),
-        disjoint,
+    parent, disjoint = earlier_of(config, context)
+    place = config.init if config.continues else config.get("histogram")
+    earlier = (
+        []
+        if parent is None
+        else verification.verified_runs(parent, f"the certificate of {place}")
     )
-    total = found.total()  # before anything is spent
-    logging.info(
-        "%s: with what was released before, epsilon is %.4g at delta %.3g",
-        os.path.basename(context.run_dir),
-        total.epsilon_rdp if plan.spec.accountant == "rdp" else total.epsilon_pld,
-        total.delta,
-    )
-    return found
+    pairs, name = context.inputs["pairs"], os.path.basename(context.run_dir)
+    own = budget.follow(plan, plan.spec.steps, pairs, earlier, disjoint)
+    runs = [dataclasses.replace(own, key=f"planned {name}"), *earlier]
+    if earlier:
+        total = budget.compose(budget.sharing(runs))  # before anything is spent
+        logging.info(
+            "%s: with what was released before, epsilon is %.4g at delta %.3g",
+            name,
+            total.epsilon_rdp if plan.spec.accountant == "rdp" else total.epsilon_pld,
+            total.delta,
+        )
+    return runs
 
 
 def certificate_of(
@@ -133,14 +139,17 @@ def certificate_of(
     steps: int,
     **stated: Any,
 ) -> dict[str, Any]:
-    """Returns the certificate of a private run, and of what it continues.
+    """Returns the certificate of a private run, and of what it follows.
 
     `steps` are the logical steps that were paid; `stated` is what
     `privacy.make_certificate` takes besides.
     """
-    head = private_training.ledger_head(context.run_dir)
-    continuation = continuation_of(config, context, plan)
-    if continuation is None:
-        return privacy.make_certificate(plan, steps, ledger_head=head, **stated)
-    done = dataclasses.replace(continuation, steps=steps, ledger_head=head)
-    return privacy.make_continuation_certificate(done, **stated)
+    earlier, disjoint = earlier_of(config, context)
+    return privacy.make_certificate(
+        plan,
+        steps,
+        run_id=private_training.run_id(context.run_dir),
+        earlier=earlier,
+        disjoint=disjoint,
+        **stated,
+    )

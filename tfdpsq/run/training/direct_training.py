@@ -13,7 +13,6 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-from absl import logging
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
@@ -50,14 +49,6 @@ ARGUMENTS = {
         "the group's, and the gradient of a group's losses is clipped to C. One {unit} "
         "more changes one group, whose clipped gradient it can turn around: 2C."
     ),
-    "logit_dp": (
-        "The gradient of each score z_ij is clipped to C and weighted by p_ij - [i=j], "
-        "p the softmax. One {unit} more has weights of its own that sum to at most 2 "
-        "in size, and takes at most the share 1/(1 + (M - 1)exp(-2s)) of every other "
-        "row's softmax, scores being within the scale s: the multiplier is "
-        "2(M - 1)/(M - 1 + exp(-2s)) + 2(M - 1)/(1 + (M - 1)exp(-2s)), M being the "
-        "static maximum batch size."
-    ),
     "public_negatives": (
         "Each row's loss is a softmax over its own document and documents drawn from "
         "the public corpus independently of which rows are drawn, embedded with "
@@ -76,9 +67,8 @@ def declared() -> dict[str, settings.Setting]:
     `most_documents`: public negatives of a step, the steps they are kept for, and the
     number of documents, evenly spread over the corpus, that they are drawn from
     ("public_negatives"). `microbatch_size`: what is in memory at a time, without effect
-    on the loss: rows ("public_negatives"), rows of whole groups ("microbatch"),
-    documents, and one gradient ("naive"), or scores, of a query and a document each, 16
-    at least ("logit_dp").
+    on the loss: rows ("public_negatives"), rows of whole groups ("microbatch"), or
+    documents and one gradient ("naive").
     """
     return {
         "clip_groups": settings.Integer(8),
@@ -98,13 +88,6 @@ def _require_derived(config: ml_collections.ConfigDict) -> None:
     }
     if method != "microbatch":
         derived_for["bidirectional"] = (False,)
-    if method == "logit_dp":
-        derived_for["learned_scale"] = (False,)
-        if config.engine != "fast":
-            raise validation.InputError(
-                f"engine is {config.engine!r}, which cannot weight the gradients of "
-                "single scores that method 'logit_dp' clips. Set it to 'fast'."
-            )
     for field, derived in derived_for.items():
         given = config[field]
         if given not in derived:
@@ -128,35 +111,18 @@ def usable(
     """Returns the part of a job's devices that the method can use.
 
     Returns:
-      The same, with one step per loop where the method takes no loops. For
-      "logit_dp", whose rows must stay together, one device, with a warning.
+      The same, with one step per loop where the method takes no loops.
     """
     if config.method in ("naive", "microbatch"):
         return devices
-    one = dataclasses.replace(devices, steps_per_loop=1)
-    if config.method != "logit_dp" or devices.replicas == 1:
-        return one
-    logging.warning(
-        "method %r needs its rows on one device: it trains on the default device, not "
-        "on the job's %d replicas (under a TPU: on the host)",
-        config.method,
-        devices.replicas,
-    )
-    return dataclasses.replace(one, strategy=None)
+    return dataclasses.replace(devices, steps_per_loop=1)
 
 
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
-    """Refuses several devices for a method whose rows must stay together."""
-    if method == "logit_dp" and devices.replicas > 1:
-        raise validation.InputError(
-            f"method is {method!r}, which clips within the whole batch, so "
-            f"its rows must stay on one replica, but there are {devices.replicas}. "
-            "Train it with --strategy=default, or set method to 'public_negatives'."
-        )
-    if method in ("public_negatives", "logit_dp"):
+    """Refuses devices that the method cannot use."""
+    if method == "public_negatives":
         devices.require_single_steps(
-            f"method {method!r} takes one step at a time: negatives, or the size of "
-            "the batch, are new in each"
+            f"method {method!r} takes one step at a time: negatives are new in each"
         )
     if method != "naive":  # its rows are dealt one by one, whatever their number
         devices.require_share(batch_size)
@@ -188,21 +154,7 @@ def make_plan(
         )
     # The spec checks its values; the sensitivity depends on the largest batch.
     maximum = plans.max_batch_size_of(spec)
-    if config.method == "naive":
-        multiplier = retriever.naive_sensitivity_multiplier(maximum)
-    else:
-        multiplier = retriever.logit_dp_sensitivity_multiplier(maximum, config.scale)
-        vacuous = retriever.logit_dp_is_vacuous_above(maximum)
-        if config.scale >= vacuous:
-            logging.warning(
-                "scale is %s, where logit_dp's sensitivity of %.4g clip norms for %d "
-                "rows is no better than naive's; it is below that up to a scale of "
-                "%.2f",
-                config.scale,
-                multiplier,
-                maximum,
-                vacuous,
-            )
+    multiplier = retriever.naive_sensitivity_multiplier(maximum)
     return privacy.make_plan(
         dataclasses.replace(
             spec, max_batch_size=maximum, sensitivity_multiplier=multiplier
@@ -261,10 +213,9 @@ def planned(
     _require_derived(config)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = plan_on(config, units, devices)
-    continuation = continuing.continuation_of(config, context, plan)
+    runs = continuing.planned_runs(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        own, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
-        spending.require_within(own, pairs, continuation=continuation)
+        spending.require_within(runs)
     return units, plan
 
 
@@ -309,7 +260,7 @@ def train(
                 "before_step": loss.refresh,
                 "state": loss.state,
             }
-        optimizer = private_training.make_optimizer(config, plan)
+        optimizer = private_training.make_optimizer(config)
     progress.epsilon = plan.epsilon_so_far
     return private_training.train(
         devices,
@@ -318,6 +269,7 @@ def train(
         loss,
         optimizer,
         take,
+        engine=config.engine,
         units=units.count,
         directory=context.run_dir,
         data_fingerprint=context.inputs["pairs"],
@@ -352,8 +304,7 @@ def _take(
 
     rows: Rows = private_training.stored_rows(context.run_dir, source.read(), encode)
     beside = context.run_dir / checkpoint.STATE
-    # logit_dp makes each score from copies of both texts.
-    if config.method == "logit_dp" or not model.documents_frozen:
+    if not model.documents_frozen:
         return rows.take
     rows = WithVectors(beside / _VECTORS, rows, model, known=corpus)
     # "naive" runs the encoder on each query in every step.
@@ -413,12 +364,6 @@ def _in_batch_loss(
         return (
             lambda batch: privacy.Coupled(*losses(batch)),
             {"microbatch_size": texts, "layers": losses.layers, "coupled": True},
-        )
-    if config.method == "logit_dp":
-        terms = retriever.LogitTerms(model, config.microbatch_size)
-        return (
-            lambda batch: privacy.Terms(*terms(batch)),
-            {"microbatch_size": None, "layers": terms.layers},
         )
     loss = retriever.GroupLosses(model, plan.group_capacity)
     rows = _rows_at_a_time(config, plan)

@@ -21,12 +21,12 @@ from tfdpsq.data import RowStore, write_rows
 from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
-from tfdpsq.privacy import batches, checkpoint, workers
+from tfdpsq.privacy import batches, checkpoint, optimizers, workers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
-from tfdpsq.run.core import layout, outputs, records, releases, sources, workdir
+from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes, training_settings
@@ -39,7 +39,6 @@ _LATER = (
     "continues",
     "histogram",
     "noise_window",
-    "clip_per_layer",
     "noiseless_learning_rate",
 )
 # Pairs tokenised at a time.
@@ -165,7 +164,6 @@ def spec_of(
         "accountant": config.accountant,
         "sampler": config.sampler,
         "noise_window": config.get("noise_window") or None,
-        "clip_per_layer": config.get("clip_per_layer", False),
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
         "secure": config.secure,
@@ -195,7 +193,7 @@ def counting_spec(
         whole.update(
             clip_norm=1.0, batch_size=n, steps=1, epochs=0.0, sampler="poisson"
         )
-    return spec_of(whole, units, noise_window=None, clip_per_layer=False)
+    return spec_of(whole, units, noise_window=None)
 
 
 def declared_n(
@@ -243,12 +241,9 @@ def open_run(
 
     Raises:
       InputError: another process uses it; or a run with other settings or data, or of
-        another output, was begun there; or the workdir was forgotten.
+        another output, was begun there.
     """
     with locked(directory):
-        checkpoint.require_own_state(directory)
-        # Again, for PRIVATE/runs/NAME: `forget` looks for locks after it left its mark.
-        releases.require_not_forgotten(directory.parent.parent)
         _begin(directory, config, inputs, output)
         yield
 
@@ -343,7 +338,7 @@ def train(
     per_example_losses: Callable,
     optimizer: Any,
     take: Callable,
-    microbatch_size: int | None,
+    microbatch_size: int,
     **options: Any,
 ) -> outcomes.Outcome:
     """Calls `privacy.train` on a stage's devices; divergence has an outcome, too.
@@ -368,7 +363,6 @@ def train(
                 microbatch_size,
                 steps_per_loop=devices.steps_per_loop,
                 preempted=asked,
-                hooks_may_write=False,
                 **options,
             )
         except privacy.Diverged as error:
@@ -397,22 +391,20 @@ def stored_rows(
 def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
     """Removes a finished run's seeds, states and rows; its ledger stays.
 
-    A run of another output that has the directory is left as it is. Where `forget` has
-    begun, seeds that it did not get to are removed all the same.
+    A run of another output that has the directory is left as it is.
     """
     if not directory.is_dir():
         return
     busy = f"{directory} is in use by another process, which removes them itself."
-    # Not `locked`, which refuses a workdir that was forgotten.
     with contextlib.suppress(workdir.Held), workdir.held(directory, busy):
         if _is_of(directory, output):
             checkpoint.discard(directory)
         shutil.rmtree(directory / ROWS, ignore_errors=True)
 
 
-def ledger_head(directory: pathlib.Path) -> str:
-    """Returns the hash over all lines of the run's ledger."""
-    return ledger.read_ledger(directory / ledger.FILE_NAME).head
+def run_id(directory: pathlib.Path) -> str:
+    """Returns the random name of a run, from its ledger."""
+    return ledger.read_ledger(directory / ledger.FILE_NAME).run
 
 
 def progress_of(
@@ -468,17 +460,10 @@ def learning_rate(
     return WarmupCosine(peak, steps // 10, steps)
 
 
-def make_optimizer(config: ml_collections.ConfigDict, plan: privacy.PrivacyPlan) -> Any:
-    """Returns the optimizer of a stage's settings, which takes the plan's steps.
-
-    Raises:
-      InputError: what `privacy.make_optimizer` raises.
-    """
-    return privacy.make_optimizer(
-        plan,
+def make_optimizer(config: ml_collections.ConfigDict) -> Any:
+    """Returns the Keras optimizer of a stage's settings."""
+    return optimizers.OPTIMIZERS[config.optimizer](
         learning_rate(config.learning_rate, config.schedule, config.steps),
-        config.optimizer,
-        config.engine,
         **training_settings.optimizer_options(config),
     )
 

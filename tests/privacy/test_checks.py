@@ -8,8 +8,7 @@ import tensorflow as tf
 from helpers import plans
 from helpers.dense_runs import (
     batch_of_rows,
-    check_independence,
-    check_nothing_kept,
+    check,
     dense,
     skipped_where_the_mean_is_high,
     squared,
@@ -17,31 +16,32 @@ from helpers.dense_runs import (
     wide_run,
 )
 
-from tfdpsq.privacy import (
-    fast,
-    make_logical_step,
-    make_optimizer,
-    read_ledger,
-    train,
-)
-from tfdpsq.privacy.step import make_microbatch_sum
+from tfdpsq.privacy import checks, fast, make_logical_step, read_ledger, train
+from tfdpsq.privacy.step import Setup, make_microbatch_sum
 from tfdpsq.validation import InputError
 
 
-def test_rows_that_keep_to_themselves_pass():
+def _rows(count=8):
+    batch = batch_of_rows(count)
+    return {"x": batch["x"], "y": batch["y"]}
+
+
+def _check(losses, model, data=None, **options):
+    """Eight rows, all in one microbatch."""
+    data = _rows() if data is None else data
+    return check(losses, data, model.trainable_variables, [model], **options)
+
+
+@pytest.mark.parametrize("engine", ["fast", "vectorized"])
+def test_rows_that_keep_to_themselves_pass(engine):
     model = dense(
         tf.keras.layers.Dropout(0.5),
         tf.keras.layers.LayerNormalization(),
         tf.keras.layers.GaussianNoise(1.0),
     )
-    check_independence(squared(model), batch_of_rows(), [model])
-    plain = dense()
-    tf.random.set_seed(0)  # without a seed, every call draws afresh
-
-    def losses(b):  # whose draws are held fixed
-        return squared(plain)(b) * tf.random.uniform([4])
-
-    check_independence(losses, batch_of_rows(), [plain])
+    setup, read, by_microbatch = _check(squared(model), model, engine=engine)
+    assert setup.engine == engine and not by_microbatch
+    assert len(read) == len(model.variables)
 
 
 def _in_batch_softmax(model):
@@ -73,37 +73,43 @@ def _finite_among_others(model):
     return losses
 
 
-def _times_a_draw(model):
-    return lambda b: _mean_subtracted(model)(b) * tf.random.uniform([4])
+def _normalised_over_the_batch(model):
+    """Batch normalisation without a state."""
+
+    def losses(b):
+        made = model(b["x"])
+        return tf.reduce_sum((made / tf.math.reduce_std(made, 0) - b["y"]) ** 2, 1)
+
+    return losses
+
+
+def _divided_by_their_number(model):
+    """Another row drawn moves the losses of all."""
+    return lambda b: squared(model)(b) / tf.reduce_sum(b["weights"])
 
 
 @pytest.mark.parametrize(
-    "losses_of",
-    [_in_batch_softmax, _mean_subtracted, _summed_down, _finite_among_others]
-    + [_times_a_draw],
+    "engine, losses_of",
+    [
+        ("fast", _in_batch_softmax),
+        ("vectorized", _in_batch_softmax),
+        ("fast", _mean_subtracted),
+        ("vectorized", _summed_down),
+        ("fast", _finite_among_others),
+        ("vectorized", _normalised_over_the_batch),
+        ("fast", _divided_by_their_number),
+    ],
 )
-def test_losses_that_read_other_rows_are_found(losses_of):
-    batch = {**batch_of_rows(), "x": np.ones([4, 5], np.float32)}
-    batch["x"][1] = 2
-    with pytest.raises(ValueError, match="depends on them"):
-        check_independence(losses_of(model := dense()), batch, [model])
+def test_losses_that_read_other_rows_are_found(engine, losses_of):
+    data = {**_rows(), "x": np.ones([8, 5], np.float32)}
+    data["x"][1::2] = [[2, 3, 1, 5, 4]]
+    with pytest.raises(InputError, match="bounds nothing"):
+        _check(losses_of(model := dense()), model, data, engine=engine)
 
 
-def test_batch_normalisation_is_found():
-    model = dense(tf.keras.layers.BatchNormalization())
-    with pytest.raises(ValueError, match="depends on them"):
-        check_independence(squared(model), batch_of_rows(), [model])
-
-
-def test_losses_that_read_the_number_of_rows_are_found():
-    """Divided by it, another row drawn moves the losses of all."""
-    model = dense()
-    for losses, said in (
-        (lambda b: squared(model)(b) / tf.reduce_sum(b["weights"]), "among padding"),
-        (lambda b: squared(model)(b)[1:], "3 losses for 4 rows"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            check_independence(losses, batch_of_rows(), [model])
+def test_losses_that_are_not_one_per_row_are_found():
+    with pytest.raises(InputError, match=r"losses of shape \(3,\) for 4 rows"):
+        _check(lambda b: squared(model)(b)[1:], model := dense())
 
 
 _plan = functools.partial(
@@ -111,29 +117,44 @@ _plan = functools.partial(
 )
 
 
-def _trained(plan, losses, model, data, engine="fast", microbatch=4, layers=None):
+def _trained(plan, losses, model, data):
     return train(
         plan,
         losses,
         model.trainable_variables,
-        make_optimizer(plan, 0.1, "sgd", engine),
+        tf.keras.optimizers.SGD(0.1),
         lambda at: {"x": data["x"][at], "y": data["y"][at]},
-        microbatch,
-        layers=[model] if layers is None else layers,
+        4,
+        layers=[model],
     )
+
+
+def _times_the_finite_mean(model):
+    def losses(b):
+        found = squared(model)(b)
+        mean = tf.reduce_mean(tf.where(tf.math.is_finite(found), found, 0.0))
+        return found * tf.stop_gradient(mean)
+
+    return losses
 
 
 def test_nan_in_the_rows_tried_hides_nothing():
     """Neither a loss that reads other rows nor one that does not."""
-    plan, model, data = _plan(), dense(), batch_of_rows(12)
+    plan, model, data = _plan(), dense(), _rows(12)
     data["x"][0] = np.nan
     data["y"][11] = np.inf
     assert _trained(plan, squared(model), model, data) == 2
-    with pytest.raises(ValueError, match="depends on them"):
-        _trained(plan, _mean_subtracted(model), model, data)
+    with pytest.raises(InputError, match="bounds nothing"):
+        _trained(plan, _times_the_finite_mean(model), model, data)
     data["x"][:] = np.nan
-    with pytest.raises(ValueError, match="0 had a finite loss"):
+    with pytest.raises(InputError, match="0 had a finite loss"):
         _trained(plan, squared(model), model, data)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_fewer_rows_than_a_microbatch_all_are_tried(count):
+    rows = checks.Rows(lambda at: {"x": at}, count)
+    assert sorted(rows.take_some(8)["x"][:count]) == list(range(count))
 
 
 # -- Nothing stateful ------------------------------------------------------------------
@@ -163,49 +184,17 @@ class _Metric(tf.keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.parametrize("layer", [_RunningMean, _Metric])
+@pytest.mark.parametrize(
+    "layer", [_RunningMean, _Metric, tf.keras.layers.BatchNormalization]
+)
 def test_a_layer_that_writes_is_found_before_it_does(layer):
     model = dense(layer())
     before = [value.numpy() for value in model.variables]
-    with pytest.raises(ValueError, match="changes a state .*unclipped"):
-        check_nothing_kept(squared(model), batch_of_rows(), [model])
+    for layers in ([model], []):
+        with pytest.raises(InputError, match="changes a state .*unclipped"):
+            check(squared(model), _rows(), model.trainable_variables, layers)
     for one, other in zip(before, model.variables):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_weight_that_a_forward_pass_changes_is_found():
-    model = dense(_RunningMean())
-    with pytest.raises(ValueError, match="changes its weight.*mean"):
-        check_independence(squared(model), batch_of_rows(), [model])
-
-
-def test_a_layer_that_only_reads_passes():
-    class Reads(tf.keras.layers.Layer):
-        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
-        vectors = tf.Variable(tf.ones([3, 5]))
-
-        def call(self, inputs):
-            found = self.table.lookup(tf.constant([1], tf.int64))
-            rows = tf.TensorArray(tf.float32, 2)
-            for i in tf.range(2):
-                rows = rows.write(i, inputs[i])
-            return inputs + found + tf.gather(self.vectors, 1) + rows.stack()[0]
-
-    model = dense(Reads(), tf.keras.layers.Dropout(0.5))
-    check_nothing_kept(squared(model), batch_of_rows(), [model])
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_batch_statistics_are_not_kept_whatever_is_declared(declared):
-    plan = _plan(max_batch_size=8, sensitivity_multiplier=15.0 if declared else 1.0)
-    norm = tf.keras.layers.BatchNormalization()
-    model, before = dense(norm), norm.moving_mean.numpy()
-    microbatch, layers = (None, [model]) if declared else (4, ())
-    data = batch_of_rows(12)
-    with pytest.raises(ValueError, match="changes a state .*batch_norm"):
-        losses = squared(model)
-        _trained(plan, losses, model, data, "vectorized", microbatch, layers)
-    np.testing.assert_array_equal(norm.moving_mean.numpy(), before)
 
 
 def test_a_layer_that_remembers_the_last_batch_is_refused():
@@ -217,27 +206,29 @@ def test_a_layer_that_remembers_the_last_batch_is_refused():
         ]
     )
     model.build([4, 5])
-    with pytest.raises(ValueError, match="changes its weight|keeps a state"):
-        check_independence(squared(model), batch_of_rows(), [model])
+    with pytest.raises(InputError, match="changes a state"):
+        _check(squared(model), model)
 
 
-def test_rows_that_are_all_alike_are_warned_of(caplog):
-    model = dense()
-    same = {name: np.repeat(v[:1], 4, 0) for name, v in batch_of_rows().items()}
-    check_independence(squared(model), same, [model])
-    assert "all the same" in caplog.text
+def test_a_layer_that_only_reads_keeps_nothing():
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    vectors = tf.Variable(tf.ones([3, 5]))
+    model = dense(tf.keras.layers.Dropout(0.5))
+
+    @tf.function
+    def losses(x):
+        found = tf.ensure_shape(table.lookup(tf.constant([1], tf.int64)), [1])
+        rows = tf.TensorArray(tf.float32, 2)
+        for i in tf.range(2):
+            rows = rows.write(i, x[i])
+        first = tf.ensure_shape(rows.stack()[0], [5])
+        return model(x + found + tf.gather(vectors, 1) + first, True)
+
+    graph = losses.get_concrete_function(tf.TensorSpec([4, 5])).graph
+    checks.require_nothing_kept(checks.nodes_of(graph))
 
 
 # -- Sums that a row moves otherwise than by its own clipped gradient -----------------
-
-
-@pytest.mark.parametrize("engine, microbatch", [("fast", 4), ("dpkeras", None)])
-def test_an_undeclared_in_batch_softmax_is_refused(engine, microbatch):
-    """Staying together in one microbatch declares nothing: the multiplier does."""
-    model, data = dense(), batch_of_rows(12)
-    with pytest.raises(ValueError, match="declare its sensitivity"):
-        losses = _in_batch_softmax(model)
-        _trained(_plan(), losses, model, data, engine, microbatch)
 
 
 @tf.custom_gradient
@@ -274,55 +265,39 @@ def _weighted_by_the_mean(model):
     return losses
 
 
-def _signed_by_place(model):
-    """A row's sign depends on the rows drawn before it."""
-    signs = tf.constant([-1.0, 1.0] * 600)
-    return lambda b: squared(model)(b) * signs[: b["x"].shape[0]]
-
-
-_NOT_PARTS = "not that of its parts"
-_DROPOUT = tf.keras.layers.Dropout(0.5, (None, 1))  # drops all with the first masks
 _CLIPPED = tf.keras.layers.Lambda(_clipped_over_the_batch)
-_TOGETHER = {"engine": "vectorized", "microbatch": None}
 
 
 @pytest.mark.parametrize(
-    "losses_of, layers, options, clip_norm, message",
+    "losses_of, layers, engine, clip_norm",
     [
-        (_signed_by_place, [], {}, 1.0, "moved on by one place"),
-        (_signed_by_place, [_DROPOUT], {}, 1.0, "moved on by one place"),
-        (_guarded_over_the_batch, [], {}, 1.0, "with NaN for inputs"),
-        (skipped_where_the_mean_is_high, [], {}, 1.0, "with huge numbers"),
-        (skipped_where_the_mean_is_high, [], _TOGETHER, 1.0, "with huge numbers"),
-        (_hardest_eight, [], {}, 1.0, "leaving out one row moves"),
+        (_guarded_over_the_batch, [], "fast", 1.0),
+        (skipped_where_the_mean_is_high, [], "fast", 1.0),
+        (skipped_where_the_mean_is_high, [], "vectorized", 1.0),
+        (_hardest_eight, [], "fast", 1.0),
         # A coupling far below the clip norm grows with the gradients.
-        (_weighted_by_the_mean, [], {}, 1e3, _NOT_PARTS),
-        (squared, [_CLIPPED], {}, 1.0, _NOT_PARTS),
+        (_weighted_by_the_mean, [], "fast", 1e3),
+        (squared, [_CLIPPED], "fast", 1.0),
     ],
 )
 def test_a_row_that_changes_what_others_add_is_refused(
-    losses_of, layers, options, clip_norm, message, tmp_path
+    losses_of, layers, engine, clip_norm, tmp_path
 ):
     """Losses of four finite rows do not show any of these."""
     plan = wide_plan(clip_norm=clip_norm)
     kept = {"directory": tmp_path, "data_fingerprint": "forty rows", "plan": plan}
-    with pytest.raises(ValueError, match=message):
-        wide_run(losses_of, layers, **options, **kept)
+    with pytest.raises(InputError, match="bounds nothing"):
+        wide_run(losses_of, layers, engine, **kept)
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_a_declared_sensitivity_that_is_too_small_is_refused():
-    """Declared losses may read each other, within what was declared."""
-    few = dict(num_units=40, batch_size=8, max_batch_size=16)
-    too_small = wide_plan(**few, sensitivity_multiplier=1.01)
-    declared = dict(engine="vectorized", microbatch=None)
-    with pytest.raises(ValueError, match="the noise is made for 1.01"):
-        wide_run(_hardest_eight, plan=too_small, **declared)
-    wide_run(
-        _hardest_eight,
-        plan=wide_plan(**few, sensitivity_multiplier=31.0),
-        **declared,
+def test_a_multiplier_allows_no_row_to_read_others():
+    """It covers rows of one clip group, or losses that are declared as coupled."""
+    plan = wide_plan(
+        num_units=40, batch_size=8, max_batch_size=16, sensitivity_multiplier=31.0
     )
+    with pytest.raises(InputError, match="bounds nothing"):
+        wide_run(_hardest_eight, plan=plan, engine="vectorized")
 
 
 @pytest.mark.parametrize(
@@ -336,16 +311,10 @@ def test_rows_that_a_layer_makes_random_add_up(engine):
 
 def _sums(losses, model, batch, engine):
     """The clipped sums of eight rows, flat, and whether all rows were finite."""
-    summed = make_microbatch_sum(
-        losses,
-        model.trainable_variables,
-        make_optimizer(wide_plan(), 0.1, "sgd", engine),
-        8,
-        [model],
-        True,
-    )
+    variables = model.trainable_variables
+    setup = Setup(wide_plan(), losses, variables, [model], 8, engine)
     tensors = {name: tf.constant(value) for name, value in batch.items()}
-    found = summed(tensors, tf.constant(False), tf.constant([1, 2], tf.int64))
+    found = make_microbatch_sum(setup)(tensors, tf.constant([1, 2], tf.int64))
     return np.concatenate([np.ravel(each) for each in found.sums]), found.complete
 
 
@@ -392,17 +361,17 @@ def test_a_weight_that_is_listed_twice_is_refused():
     shared = dense()
     tower = tf.keras.Sequential([tf.keras.Input([5]), shared, tf.keras.layers.Dense(5)])
     variables = shared.trainable_variables + tower.trainable_variables
-    batch, optimizer = batch_of_rows(), make_optimizer(_plan(), 0.1, "sgd")
+    batch, optimizer = batch_of_rows(), tf.keras.optimizers.SGD(0.1)
 
     def losses(b=batch):
         return tf.reduce_sum((shared(b["x"]) - tower(b["y"])) ** 2, 1)
 
     layers = [shared, tower]
     for run in (
-        lambda: make_logical_step(losses, variables, optimizer, 4, layers=layers),
+        lambda: make_logical_step(_plan(), losses, variables, optimizer, 4, layers),
         lambda: fast.clipped_sum(losses, layers, variables, 1.0),
     ):
-        with pytest.raises(ValueError, match="the weight 'dense.*/kernel:0' twice"):
+        with pytest.raises(InputError, match="the weight 'dense.*/kernel:0' twice"):
             run()
 
 
@@ -421,7 +390,7 @@ def _of_rows(take, directory=None):
         plan,
         lambda b: tf.reduce_sum(model(b["x"][:, :5], training=True) ** 2, 1),
         model.trainable_variables,
-        make_optimizer(plan, 0.1, "sgd"),
+        tf.keras.optimizers.SGD(0.1),
         take,
         16,
         layers=[model],
@@ -525,23 +494,24 @@ def test_rows_that_differ_each_time_are_refused():
 @pytest.mark.parametrize(
     "found, message",
     [
-        (None, "NoneType without named rows"),
-        ({"x": _WIDE[:4], "y": 3.0}, "no rows of 'y' for 4"),
-        ({"x": _WIDE[:4], "weights": np.ones(4)}, "'weights', the name of"),
-        ({"x": _WIDE[:4].astype(object)}, "as Python objects"),
+        ({}, "returned NoneType; it must"),
+        ({"y": 3.0}, r"returned 'y' with shape \(\)"),
+        ({"y": _WIDE[:2]}, r"returned 'y' with shape \(2, 5\)"),
+        ({"weights": _WIDE[:, 0]}, "'weights', the name of"),
+        ({"y": _WIDE[:1].astype(object)}, "and type object"),
     ],
 )
 def test_unnamed_rows_are_refused(found, message):
     with pytest.raises(InputError, match=message):
-        _of_rows(lambda at: found)
+        _of_rows(lambda at: found and {"x": _WIDE[at], **found} or None)
 
 
-def test_a_look_up_that_refuses_a_trial_row_ends_nothing(caplog):
-    """It refuses NaN and huge numbers, which no data hold; the data were blamed."""
+def test_a_look_up_that_refuses_numbers_which_no_data_hold_is_refused():
+    """A row of NaN would end a run, and so tell that it is there."""
 
     def look(values):
         if not (np.abs(values) < 100).all():
-            raise ValueError("no such number")
+            raise ValueError(f"no such number as {np.abs(values).max()}")
         return values
 
     def losses_of(model):
@@ -551,5 +521,6 @@ def test_a_look_up_that_refuses_a_trial_row_ends_nothing(caplog):
 
         return losses
 
-    wide_run(losses_of)
-    assert "one row with NaN for inputs ends the model with an error" in caplog.text
+    with pytest.raises(InputError, match="NaN or huge inputs ends the model") as told:
+        wide_run(losses_of)
+    assert "no such number" not in str(told.value)

@@ -1,1 +1,0 @@
-"""Memory, time, disk and money of a config, before it starts."""
