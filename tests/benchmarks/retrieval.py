@@ -41,7 +41,7 @@ CHOSEN = {
         "shared": False,
         "trained": QUERY_LAYERS,
         "batch_size": 1024,
-        "clip_groups": 128,
+        "num_microbatches": 128,
         "learning_rate": 5e-4,
     },
     "public_negatives": {

@@ -133,7 +133,6 @@ def _step_of(
     rows,
     columns,
     engine="fast",
-    coupled=False,
 ):
     """Returns a logical step that takes all its rows, as a function of batch and keys.
 
@@ -145,7 +144,7 @@ def _step_of(
     from tfdpsq.privacy.optimizers import OPTIMIZERS
 
     optimizer = OPTIMIZERS[given["optimizer"]](1e-3)
-    options = {"layers": layers, "engine": engine, "coupled": coupled}
+    options = {"layers": layers, "engine": engine}
     step = privacy.make_logical_step(
         plan, losses, variables, optimizer, microbatch, **options
     )
@@ -197,10 +196,11 @@ def _retriever_step(given):
     import numpy as np
     import tensorflow as tf
 
-    from tfdpsq import privacy, retriever
-    from tfdpsq.run.training import plain_training
+    from tfdpsq import retriever
+    from tfdpsq.run.training import direct_training, plain_training
 
     model, rows, method = _towers(given), given["rows"], given["step"]
+    engine = "vectorized" if method == "microbatch" else "fast"
     columns = _pairs(rows)
     columns["document_key"] = ([rows], tf.int64)
     columns["positive_keys"] = ([rows, 1], tf.int64)
@@ -214,14 +214,11 @@ def _retriever_step(given):
         losses = retriever.NaiveLosses(model, rows)
         rows = 2 * rows
         columns = {n: ([rows, *s[1:]], d) for n, (s, d) in columns.items()}
-
-        def loss(batch):
-            return privacy.Coupled(*losses(batch))
-
+        loss, engine = model.per_example_losses, direct_training.naive_engine(losses)
     elif method == "microbatch":
         # Eight groups, of as many rows as a tenth more than are expected.
         capacity = math.ceil(1.1 * rows / 8)
-        plan = _plan(8 * capacity, True, clip_groups=8, sensitivity_multiplier=2.0)
+        plan = _plan(8 * capacity, True, num_microbatches=8, sensitivity_multiplier=2.0)
         rows = 8 * plan.group_capacity
         columns = {n: ([rows, *s[1:]], d) for n, (s, d) in columns.items()}
         loss = losses = retriever.GroupLosses(model, plan.group_capacity)
@@ -241,7 +238,7 @@ def _retriever_step(given):
         losses.layers,
         rows,
         columns,
-        coupled=method == "naive",
+        engine,
     )
 
 

@@ -66,6 +66,6 @@ def check(losses, data, variables, layers=(), plan=None, microbatch=8, **options
     """Checks a loss on rows as `train` does; returns what `check_setup` does."""
     plan = plan or plans.plan(num_units=40, batch_size=8, steps=1, clip_norm=1.0)
     count = len(next(iter(data.values())))
-    rows = checks.Rows(lambda at: {n: v[at] for n, v in data.items()}, count)
+    rows = checks.Rows(lambda at: {n: v[at] for n, v in data.items()}, range(count))
     setup = Setup(plan, losses, list(variables), list(layers), microbatch, **options)
     return checks.check_setup(setup, rows)

@@ -3,13 +3,13 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy.fast import factored, products
+from tfdpsq.privacy.fast import factored, gradient_norms, products
 
 # Explicit bits of the mantissa, and the arithmetic that the engine presumes of it.
 DEVICES = {
-    "float32": (23, products._FLOAT32),
-    "tensor_float_32": (10, products._TENSOR_FLOAT_32),
-    "bfloat16": (7, products._BFLOAT16),
+    "float32": (23, gradient_norms.FLOAT32),
+    "tensor_float_32": (10, gradient_norms.TENSOR_FLOAT_32),
+    "bfloat16": (7, gradient_norms.BFLOAT16),
 }
 
 
@@ -71,4 +71,4 @@ class Device:
         patch.setattr(products, "product", product)
         patch.setattr(products, "formed", formed)
         patch.setattr(factored, "weighted_sum", noted)
-        patch.setattr(products, "arithmetic", lambda dtype: arithmetic)
+        patch.setattr(gradient_norms, "arithmetic", lambda dtype: arithmetic)

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_plan, read_ledger, train
+from tfdpsq.privacy import Preempted, PrivacySpec, make_plan, read_ledger, train
 
 
 def small_spec(**changes):
@@ -17,6 +17,16 @@ def small_spec(**changes):
         accountant="rdp",
     )
     return PrivacySpec(**{**values, **changes})
+
+
+def interrupted_at(last):
+    """Returns an `on_step` that ends a run for now, after a step."""
+
+    def on_step(step, loss):
+        if step == last:
+            raise Preempted(step)
+
+    return on_step
 
 
 def linear(batch, layer):
@@ -35,26 +45,32 @@ def small_run(
     initial=None,
     **options,
 ):
-    """Trains a linear layer on twelve rows, as `small_spec` says."""
+    """Trains a linear layer on twelve rows, as `small_spec` says.
+
+    Returns the steps paid for, of an interrupted run those executed.
+    """
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
     if initial is not None:
         layer.kernel.assign(initial)
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
-    return train(
-        plan,
-        lambda batch: losses(batch, layer),
-        [layer.kernel],
-        tf.keras.optimizers.SGD(rate),
-        lambda at: {"x": data[at]},
-        microbatch,
-        layers=[layer],
-        engine=engine,
-        directory=directory,
-        data_fingerprint="twelve rows",
-        **options,
-    )
+    try:
+        return train(
+            plan,
+            lambda batch: losses(batch, layer),
+            [layer.kernel],
+            tf.keras.optimizers.SGD(rate),
+            lambda at: {"x": data[at]},
+            microbatch,
+            layers=[layer],
+            engine=engine,
+            directory=directory,
+            data_fingerprint="twelve rows",
+            **options,
+        )
+    except Preempted as ended:
+        return ended.executed
 
 
 def unpaid(directory):

@@ -21,7 +21,7 @@ def main(
     directory,
     output=None,
     other_rows=False,
-    preempted=None,
+    on_step=None,
     steps_per_loop=1,
     secure=False,
 ):
@@ -64,7 +64,7 @@ def main(
                 directory=directory,
                 data_fingerprint="sixty rows",
                 save_every=4,
-                preempted=preempted,
+                on_step=on_step,
                 steps_per_loop=steps_per_loop,
             )
         except Preempted:

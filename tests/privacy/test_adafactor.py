@@ -32,13 +32,13 @@ def _oracle(start, gradients, dims, rates, **options):
     """Yields the weight after each step, in float64, by sums over whole arrays."""
     taken = {
         **dict(scaled=True, beta1=None, decay_rate=0.8, clipping=1.0, decay=None),
-        **dict(epsilon1=1e-30, epsilon2=1e-3, first=0),
+        **dict(epsilon1=1e-30, epsilon2=1e-3),
         **options,
     }
     weight = np.array(start, np.float64)
     rows = columns = moment = momentum = 0.0
     for step, (gradient, rate) in enumerate(zip(gradients, rates)):
-        t = max(step - taken["first"], 0) + 1
+        t = step + 1
         beta = 1 - t ** -taken["decay_rate"]
         squares = np.float64(gradient) ** 2 + taken["epsilon1"]
         if dims is None:
@@ -93,8 +93,8 @@ _OPTIONS = {
         {"scaled": False, "clipping": None},
     ),
     "no momentum of 0, rates of decay": (
-        {"beta1": 0.0, "decay_rate": 0.5, "step_offset": 2},
-        {"decay_rate": 0.5, "first": 2},
+        {"beta1": 0.0, "decay_rate": 0.5},
+        {"decay_rate": 0.5},
     ),
     "epsilons, clipped": (
         {"epsilon1": 1e-2, "epsilon2": 3.0, "clipping_threshold": 0.3},
@@ -171,7 +171,6 @@ def test_its_config_makes_it_again():
     [
         ("factored", "yes"),
         ("beta1", 1.0),
-        ("step_offset", -1),
         ("clipping_threshold", math.nan),
         ("min_dim_size_to_factor", 1.5),
         ("epsilon1", 0.0),

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.dense_runs import check
-from helpers.small_runs import linear, small_run, small_spec, unpaid
+from helpers.small_runs import (
+    interrupted_at,
+    linear,
+    small_run,
+    small_spec,
+    unpaid,
+)
 
 import tfdpsq
 from tfdpsq.privacy import (
     Groups,
+    Preempted,
     PrivateModel,
     RunKey,
     discard_state,
@@ -47,7 +54,7 @@ def _not_for_xla(batch, layer):
     "losses, options, message",
     [
         (_only_eagerly, {}, "only eagerly"),
-        (_drawn_from_a_state, {}, "31 bits .* cannot repeat them"),
+        (_drawn_from_a_state, {}, "31 bits, .* cannot repeat them"),
         (_not_for_xla, dict(jit_compile=True), "String.*jit_compile to"),
         (lambda batch, layer: tf.round(linear(batch, layer)), {}, "no gradient"),
         (linear, dict(data=np.array([[1, 2, 3]] * 12, object)), "type object"),
@@ -76,16 +83,16 @@ def test_nothing_is_paid_for_groups_of_rows_that_the_data_lack(tmp_path):
     spec, rows = small_spec(unit="user", num_units=6, batch_size=2), np.arange(12)
     rows[7] = 50
     with pytest.raises(InputError, match="take has no row 50"):
-        small_run(tmp_path, spec, groups=Groups(rows, np.arange(0, 13, 2)))
+        small_run(tmp_path, spec, units=Groups(rows, np.arange(0, 13, 2)))
     whole = small_spec(unit="user", rows_per_unit=3, num_units=6)
     with pytest.raises(ValueError, match="the 3 rows that are clipped together"):
-        small_run(tmp_path, whole, groups=Groups.of(np.arange(12) // 2), microbatch=8)
+        small_run(tmp_path, whole, units=Groups.of(np.arange(12) // 2), microbatch=8)
     assert unpaid(tmp_path)
     # Rows that belong to nobody need not be there, nor be in order.
     data = np.arange(24, dtype=np.float32).reshape(8, 3)
     data[:2] = np.nan
     some = Groups(np.array([7, 5, 6, 2, 4, 3]), np.arange(7))
-    assert small_run(tmp_path, spec, data, groups=some) == 3
+    assert small_run(tmp_path, spec, data, units=some) == 3
 
 
 def test_rows_that_are_drawn_when_they_are_taken_are_refused(tmp_path):
@@ -122,14 +129,14 @@ def test_runs_that_look_odd_but_can_go_through_are_trained(tmp_path):
 def test_run_goes_on_with_what_its_paid_steps_were_made_with(tmp_path):
     """With anything else the steps that are repeated would be other steps."""
     spec = small_spec(unit="user", num_units=6)
-    good = dict(groups=Groups.of(np.arange(12) // 2))
-    assert small_run(tmp_path, spec, on_step=lambda step, loss: True, **good) == 1
+    good = dict(units=Groups.of(np.arange(12) // 2))
+    assert small_run(tmp_path, spec, on_step=interrupted_at(1), **good) == 1
     for change, named in (
         (dict(rate=0.2), "the optimizer's settings changed since"),
-        (dict(engine="vectorized"), "engine changed .*: fast then, vectorized now"),
-        (dict(jit_compile=True), "jit_compile changed .*: False then, True now"),
+        (dict(engine="vectorized"), "engine changed .*'fast' then, 'vectorized' now"),
+        (dict(jit_compile=True), "jit_compile changed .*'False' then, 'True' now"),
         (dict(width=2), "the model's configuration changed since"),
-        (dict(groups=Groups.of(np.arange(12) % 6)), "data"),
+        (dict(units=Groups.of(np.arange(12) % 6)), "units changed since"),
     ):
         with pytest.raises(ValueError, match=named):
             small_run(tmp_path, spec, **{**good, **change})
@@ -167,10 +174,11 @@ def test_run_goes_on_with_the_layers_that_it_began_with(tmp_path, monkeypatch):
             layers=[model],
             directory=tmp_path,
             data_fingerprint="twelve rows",
-            on_step=lambda step, loss: stops,
+            on_step=interrupted_at(1) if stops else None,
         )
 
-    assert run(stops=True) == 1
+    with pytest.raises(Preempted):
+        run(stops=True)
     for change, named in (
         (dict(activation="tanh"), "the model's configuration changed since"),
         (dict(rate=0.25), "the model's configuration changed since"),
@@ -189,7 +197,7 @@ def test_run_goes_on_with_the_layers_that_it_began_with(tmp_path, monkeypatch):
 def test_seeds_states_and_ledger_are_readable_by_their_owner_alone(tmp_path):
     before = os.umask(0o022)
     try:
-        small_run(tmp_path / "run", small_spec(), on_step=lambda step, loss: True)
+        small_run(tmp_path / "run", small_spec(), on_step=interrupted_at(1))
     finally:
         os.umask(before)
     kept = [tmp_path / "run", *(tmp_path / "run").rglob("*")]

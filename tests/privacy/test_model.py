@@ -13,10 +13,7 @@ from helpers.fitted import data as _data
 from helpers.fitted import functional as _functional
 from helpers.fitted import plan_of as _plan
 
-from tfdpsq.privacy import (
-    Diverged,
-    PrivateModel,
-)
+from tfdpsq.privacy import Diverged, Preempted, PrivateModel
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 
 
@@ -121,16 +118,16 @@ def test_what_cannot_be_private_is_refused_before_a_step():
             private.fit(*data, **options)
         return True
 
-    refused("reduction", loss=tf.keras.losses.MeanSquaredError())
+    refused("reduction=", loss=tf.keras.losses.MeanSquaredError())
     refused(
         "one loss per row",
         loss=lambda y, p: tf.reduce_mean(
             tf.keras.losses.sparse_categorical_crossentropy(y, p, True)
         ),
     )
-    refused("must draw the batches itself", data=(iter([x]), y))
+    refused("Give arrays", data=(iter([x]), y))
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-    refused("the plan's sampler must", data=(dataset,))
+    refused("the plan's sampler must", data=(dataset, y))
     refused("fit got no targets", data=(x,))
     refused("64.*63 rows|63, 64", data=(x, y[:63]))
     norm = tf.keras.Sequential(
@@ -149,7 +146,7 @@ def test_what_cannot_be_private_is_refused_before_a_step():
     recurrent = tf.keras.Sequential(
         [tf.keras.layers.Reshape([3, 2], input_shape=(6,)), dropping]
     )
-    refused("recurrent_dropout keep their masks", model=recurrent)
+    refused("recurrent_dropout to 0", model=recurrent)
 
 
 @pytest.mark.parametrize("name", ["whole.keras", "whole.h5"])
@@ -165,18 +162,32 @@ def test_checkpoints_of_fit_hold_the_wrapped_model(tmp_path, name):
     np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
 
 
-def test_the_wrapper_saves_exports_and_sums_up_the_wrapped_model(tmp_path, capsys):
-    private = _compiled(model := _functional(), _plan())
-    private.save_weights(path := str(tmp_path / "weights.h5"))
-    PrivateModel(again := _functional(), _plan()).load_weights(path)
-    for weight, copy in zip(model.get_weights(), again.get_weights()):
-        np.testing.assert_array_equal(copy, weight)
-    private.export(str(tmp_path / "served"))
-    x = tf.constant(_data()[0])
-    served = tf.saved_model.load(str(tmp_path / "served"))  # which has the weights
-    np.testing.assert_allclose(served.serve(x), model(x), atol=1e-6)
-    private.summary()
-    assert model.name in capsys.readouterr().out
+class _OwnLosses(tf.keras.Model):
+    """A model that computes its losses from its inputs alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = tf.keras.layers.Dense(3)
+
+    def call(self, inputs, training=None):
+        return self.head(inputs["x"])
+
+    def per_example_losses(self, inputs, training=False):
+        return tf.keras.losses.sparse_categorical_crossentropy(
+            inputs["y"], self(inputs, training=training), True
+        )
+
+
+def test_a_model_with_losses_of_its_own_needs_no_other():
+    x, y = _data()
+    rows = {"x": x, "y": y}
+    private = PrivateModel(model := _OwnLosses(), _plan(epsilon=100.0), 8)
+    private.compile(plans.optimizer(0.5))
+    history = private.fit(rows, validation_data=(rows, None)).history
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    mean = float(tf.reduce_mean(model.per_example_losses(rows)))
+    assert history["val_loss"][-1] == pytest.approx(mean, rel=1e-4)
+    assert private.evaluate(rows, verbose=0) == pytest.approx(mean, rel=1e-4)
 
 
 class _Ends(tf.keras.callbacks.Callback):
@@ -204,7 +215,7 @@ def test_a_fit_that_ends_early_counts_what_ran_and_is_not_repeated(interrupts):
         private.fit(*_data(), callbacks=[_Ends(3, interrupts)])
     except KeyboardInterrupt:
         assert interrupts
-    assert private.steps_executed == 3
+    assert private.steps_executed == (3 if interrupts else 8)
     # When a callback stopped it tells of the data: then the whole plan is spent.
     assert private.epsilon() == plan.epsilon(3 if interrupts else 8)
     private.compile(plans.optimizer(0.05), "mse")
@@ -225,8 +236,11 @@ def test_a_fit_goes_on_in_its_directory_with_its_data_only(tmp_path):
     with pytest.raises(ValueError, match="spend the same budget a second time"):
         private.fit(x, y, directory=tmp_path / "b")
     again = _compiled(_functional(), plan)
-    with pytest.raises(ValueError, match="data"):
-        again.fit(x + 1, y, directory=tmp_path / "a")
+    for changed in (x.copy(), y.copy()):
+        changed[7:8] += 1
+        rows = (changed, y) if changed.ndim == 2 else (x, changed)
+        with pytest.raises(ValueError, match="other data|data"):
+            again.fit(*rows, directory=tmp_path / "a")
     again.fit(x, y, directory=tmp_path / "a")
     assert again.steps_executed == 8
 
@@ -269,7 +283,8 @@ class _Watch(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.paid.append(read_ledger(self._ledger).steps_paid)
-        self.model.stop_training = len(self.paid) == self._last
+        if len(self.paid) == self._last:
+            raise Preempted(self._last)
 
     def on_epoch_end(self, epoch, logs=None):
         self.at_epochs.append(self.model.model.get_weights())
@@ -288,8 +303,8 @@ def test_steps_per_execution_are_the_steps_one_by_one(tmp_path):
         private.fit(*_data(), directory=tmp_path / name, callbacks=[watch])
         return private, watch
 
-    begun, _ = fit("one", last=1)  # whose seeds and state both go on from
-    assert begun.steps_executed == 1
+    with pytest.raises(Preempted):
+        fit("one", last=1)  # whose seeds and state both go on from
     shutil.copytree(tmp_path / "one", tmp_path / "looped")
     _, alone = fit("one")
     assert alone.paid == list(range(2, 11))

@@ -122,14 +122,14 @@ def test_replayed_steps_are_the_same_and_not_paid_for_again(tmp_path):
     assert second.bytes() == uninterrupted.bytes()
 
 
-def test_steps_paid_by_a_killed_run_count_though_they_are_not_repeated(tmp_path):
+def test_a_run_that_a_hook_stops_pays_for_the_whole_plan(tmp_path):
     """Five steps were seen; the state after two of them is left, and one is redone."""
     first = _Run(tmp_path, stop_at=5)
     assert first.raised is not None and first.steps == 5
     (tmp_path / checkpoint.STATE / "step-00000004.npz").unlink()
     second = _Run(tmp_path, stop=3)
     assert second.steps == 3
-    assert second.executed == _paid(tmp_path) == 5
+    assert second.executed == _paid(tmp_path) == _STEPS
 
 
 # -- Weights that something else changes -------------------------------------------
@@ -226,7 +226,7 @@ def test_weights_that_a_hook_sets_reach_no_saved_state(tmp_path):
     np.testing.assert_array_equal(run(tmp_path / "one", None), clean)
 
 
-@pytest.mark.parametrize("hook", ["on_step", "before_call", "preempted"])
+@pytest.mark.parametrize("hook", ["on_step", "before_step"])
 def test_weights_and_state_that_hooks_change_are_refused(tmp_path, hook):
     """Averages, decay or annealing of its own: what a killed run would not repeat."""
     layer, own, calls = _layer(), tf.Variable(0.0, trainable=False), []
@@ -239,9 +239,10 @@ def test_weights_and_state_that_hooks_change_are_refused(tmp_path, hook):
             changed.assign(changed + 1.0)
         return False
 
+    state = [own] if hook == "on_step" else []
     with pytest.raises(ValueError, match="a weight changed after step"):
-        _linear(layer, tmp_path, state=[own], **{hook: changes})
-    assert _paid(tmp_path) == (1 if hook == "before_call" else 2)
+        _linear(layer, tmp_path, state=state, **{hook: changes})
+    assert _paid(tmp_path) == (1 if hook == "before_step" else 2)
 
 
 class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -265,7 +266,7 @@ def test_hooks_see_no_step_a_second_time(tmp_path):
             rate=_Breaks(),
             save_every=3,
             on_step=lambda executed, loss: seen.append(executed),
-            before_call=lambda steps: begun.extend(steps),
+            before_step=begun.append,
         )
     assert (ended.value.diverged_at, ended.value.weights_of) == (5, 4)
     assert seen == [1, 2, 3, 4, 5] and begun == [0, 1, 2, 3, 4]

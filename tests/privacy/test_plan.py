@@ -90,12 +90,11 @@ def test_fewer_units_than_the_bound_are_sampled_with_its_probability():
 @pytest.mark.parametrize(
     "spec, options, message",
     [
-        ({}, dict(units=61), "a bound of 60"),
+        ({}, dict(units=61), "is 60, a bound, but the data have more units"),
         (dict(n_is_public=True), dict(units=59), "have 59 units"),
         ({}, dict(groups=_GROUPS), "unit is 'query'"),
-        (dict(unit="user"), {}, "groups is None"),
-        (dict(unit="user"), dict(units=20, groups=_GROUPS), "groups has 30"),
-        (dict(unit="user", num_units=20), dict(groups=_GROUPS), "a bound of 20"),
+        (dict(unit="user"), {}, "groups None"),
+        (dict(unit="user", num_units=20), dict(groups=_GROUPS), "is 20, a bound"),
     ],
 )
 def test_data_that_do_not_fit_the_plan_are_refused(spec, options, message):
@@ -121,10 +120,9 @@ def test_every_field_that_decides_what_runs_changes_the_fingerprint():
         dict(unit="user", rows_per_unit=2),
         dict(n_is_public=True),
         _SHUFFLED,
-        dict(noise_window=3, **_SHUFFLED),
         dict(accountant="pld"),
         dict(sensitivity_multiplier=2.0),
-        dict(sensitivity_multiplier=2.0, clip_groups=3),
+        dict(sensitivity_multiplier=2.0, num_microbatches=3),
         dict(secure=True),
     ]
     # Of the largest batch, what counts is the one that runs.

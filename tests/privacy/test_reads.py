@@ -25,8 +25,6 @@ def test_entries_are_kept_in_order_each_once_and_warned_of(tmp_path, on_disk, ca
         reads.record(**entry)
     assert reads.entries == [_LOSS, _BLEU]
     assert caplog.text.count("BLEU on private queries") == 1
-    with pytest.raises(InputError, match="say in words"):
-        reads.record(" ", "the table")
     reads.entries.clear()
     assert reads.entries == [_LOSS, _BLEU]  # The caller's copy is no way in.
     if on_disk:
@@ -63,7 +61,7 @@ def test_torn_line_is_cut_off_and_a_damaged_one_named(tmp_path, caplog):
         path.write_bytes(whole[: len(first) + length])
         assert PrivateReads(path).entries == [_LOSS]
         assert path.read_bytes() == first
-    for bad in (b"{}\n", b"text\n", b'{"what": 1, "where": "x"}\n', b"\n"):
+    for bad in (b"{}\n", b"text\n", b'{"what": "x"}\n', b"\n"):
         path.write_bytes(whole + bad)
         with pytest.raises(DataError, match="reads.jsonl:3: .*Restore"):
             PrivateReads(path)

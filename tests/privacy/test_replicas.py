@@ -25,7 +25,7 @@ _plan = functools.partial(
 class _Run:
     """A classifier with dropout, trained with a fixed seed, or a directory's."""
 
-    def __init__(self, strategy, plan=None, seed=3, rate=0.05, **options):
+    def __init__(self, strategy, plan=None, seed=3, rate=0.05, interrupt=(), **options):
         random = np.random.default_rng(0)
         x = random.normal(size=[_N, 6]).astype(np.float32)
         y = random.normal(size=[_N]).astype(np.float32)
@@ -47,6 +47,8 @@ class _Run:
             def note(done, loss):
                 self.losses.append((done, loss))
                 self.seen[done] = [v.numpy() for v in model.trainable_variables]
+                if done in interrupt:
+                    raise Preempted(done)
 
             options.setdefault("on_step", note)
             try:
@@ -111,7 +113,7 @@ def test_replicas_and_loops_of_other_plans_train_the_same(strategy_of, options):
 def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after):
     """Killed between two saved states; what is redone is the same step."""
     options = {"directory": tmp_path / "whole", "save_every": 2}
-    assert _Run(strategy_of(1), preempted=lambda: True, **options).preempted == 1
+    assert _Run(strategy_of(1), interrupt=[1], **options).preempted == 1
     shutil.copytree(tmp_path / "whole", tmp_path / "moved")
 
     class Killed(Exception):
@@ -154,20 +156,21 @@ def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(strategy_of, tmp
     assert states == ["step-00000004.npz", "step-00000007.npz"]
 
 
-def test_a_stop_inside_a_loop_counts_the_whole_loop(strategy_of, tmp_path):
+def test_a_stop_inside_a_loop_pays_for_the_whole_plan(strategy_of, tmp_path):
     run = _Run(
         strategy_of(1),
         directory=tmp_path,
         steps_per_loop=3,
         on_step=lambda done, loss: done == 2,
     )
-    assert run.executed == 3 == read_ledger(tmp_path / FILE_NAME).steps_paid
-    assert run.state[0] == 3  # iterations: what ran is what is said to have run
+    assert run.executed == _STEPS == read_ledger(tmp_path / FILE_NAME).steps_paid
+    assert run.state[0] == 3  # iterations: the whole call ran
 
 
 def test_loops_that_cannot_be_are_refused(strategy_of):
-    with pytest.raises(ValueError, match="has to be set before every step"):
-        _Run(strategy_of(1), steps_per_loop=2, before_step=lambda done: None)
+    own = tf.Variable(0.0, trainable=False)
+    with pytest.raises(ValueError, match="sets a state before every step"):
+        _Run(strategy_of(1), steps_per_loop=2, state=[own])
     with pytest.raises(ValueError, match="steps_per_loop.*0"):
         _Run(strategy_of(1), steps_per_loop=0)
 
@@ -180,15 +183,14 @@ def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
     strategy_of, tmp_path, secure
 ):
     strategy, plan = strategy_of(1), _plan(secure=secure)
-    begun = _Run(strategy, plan, directory=tmp_path / "a", preempted=lambda: True)
+    begun = _Run(strategy, plan, directory=tmp_path / "a", interrupt=[1])
     assert begun.preempted == 1
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    asked = iter([False, True])
     stopped = _Run(
         strategy,
         plan,
         directory=tmp_path / "a",
-        preempted=lambda: next(asked),
+        interrupt=[4],  # the first of two steps in one call
         steps_per_loop=2,
     )
     assert stopped.preempted == 5 == read_ledger(tmp_path / "a" / FILE_NAME).steps_paid
@@ -207,10 +209,12 @@ def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
 def test_a_step_that_xla_compiled_is_not_repeated_uncompiled(strategy_of, tmp_path):
     """Its draws may be others there; replicas leave compiling to the strategy."""
     options = {"directory": tmp_path, "jit_compile": True}
-    begun = _Run(strategy_of(1), preempted=lambda: True, **options)
+    begun = _Run(strategy_of(1), interrupt=[1], **options)
     assert begun.preempted == 1
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(InputError, match="jit_compile changed .*True then, False now"):
+    with pytest.raises(
+        InputError, match="jit_compile changed .*'True' then, 'False' now"
+    ):
         _Run(strategy_of(2), **options)
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 

@@ -9,7 +9,7 @@ from tfdpsq.validation import InputError
 
 _GOOD = dict(epsilon=8.0, clip_norm=0.1, num_units=1000, batch_size=32, steps=10)
 _SHUFFLED = dict(sampler="shuffled", n_is_public=True)
-_DEALT = dict(clip_groups=4, sensitivity_multiplier=2.0)
+_DEALT = dict(num_microbatches=4, sensitivity_multiplier=2.0)
 
 
 def _spec(**changes):
@@ -29,19 +29,19 @@ def _spec(**changes):
         (dict(sampler="shuffle"), "'poisson', 'shuffled'"),
         (dict(accountant="moments"), "accountant is 'moments'"),
         (dict(max_batch_size=0), "max_batch_size is 0"),
-        (dict(n_is_public=1), "n_is_public is 1"),
+        (dict(n_is_public="yes"), "n_is_public is 'yes'"),
         (dict(batch_size=1001), "batch_size to at most 1000"),
         (dict(max_batch_size=16), "max_batch_size 16"),
         (dict(delta=0.001), "0.0005"),
         (dict(rows_per_unit=3), "rows_per_unit is 3.*unit is 'query'"),
         (dict(unit="user", rows_per_unit=0), "rows_per_unit is 0"),
         (dict(max_batch_size=32, **_SHUFFLED), "max_batch_size"),
-        (dict(sampler="shuffled"), "n_is_public"),
+        (dict(sampler="shuffled"), "n_is_public is False"),
         (dict(sensitivity_multiplier=0.5), "sensitivity_multiplier is 0.5"),
-        (dict(clip_groups=4), "sensitivity_multiplier to 2"),
+        (dict(num_microbatches=4), "sensitivity_multiplier to 2"),
         (dict(**_DEALT, **_SHUFFLED), "sampler"),
         (dict(unit="user", **_DEALT), "unit 'user'"),
-        (dict(clip_groups=33, sensitivity_multiplier=2.0), "clip_groups is 33"),
+        (dict(_DEALT, num_microbatches=33), "num_microbatches is 33"),
     ],
 )
 def test_bad_or_clashing_values_are_named(changes, message):

@@ -325,7 +325,7 @@ def test_what_a_shuffled_epoch_leaves_out_is_uniform():
     assert _two_sided(scipy.stats.chi2(10), (z**2).sum() * 10 / 11) > _ACCEPTED
 
 
-# -- Dealt to groups -------------------------------------------------------------
+# -- Dealt to microbatches -------------------------------------------------------
 
 
 def _together(sampler_of):
@@ -362,8 +362,8 @@ def test_units_are_dealt_independently_and_uniformly(secure):
         def draw(self, step):
             found = super().draw(step)
             rows = found.indices[found.weights > 0]
-            weights = np.zeros([self.groups, self.capacity])
-            for group, part in enumerate(np.array_split(rows, self.groups)):
+            weights = np.zeros([self.num_microbatches, self.capacity])
+            for group, part in enumerate(np.array_split(rows, self.num_microbatches)):
                 weights[group, : len(part)] = 1
             return type(found)(found.indices, weights.ravel(), found.count)
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import plans
+from helpers.small_runs import interrupted_at
 
 from tfdpsq.layers.seeded_dropout import SeededDropout
-from tfdpsq.privacy import Groups, optimizers, read_ledger, train
+from tfdpsq.privacy import Groups, Preempted, optimizers, read_ledger, train
 from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.randomness.sampling import Draw
 from tfdpsq.validation import InputError
@@ -145,7 +146,7 @@ def test_a_loss_reads_no_private_number_of_rows():
         plan,
         losses,
         microbatch_size=12,
-        before_call=lambda steps: tried or tried.append(len(sizes)),
+        before_step=lambda step: tried or tried.append(len(sizes)),
     )
     assert set(sizes[tried[0] :]) == {12}
     assert len(sizes) - tried[0] >= 12
@@ -209,11 +210,12 @@ def test_state_set_before_a_step_is_restored_after_a_resume(tmp_path):
             save_every=1,
             before_step=before,
             state=[memory],
-            on_step=lambda step, loss: step == stop_after,
+            on_step=interrupted_at(stop_after),
         )
         return seen, float(memory)
 
-    run(tmp_path, stop_after=5)
+    with pytest.raises(Preempted):
+        run(tmp_path, stop_after=5)
     seen, memory = run(tmp_path)
     # First 0, for trying out; then from step 5 on, with what was set at step 3.
     assert seen[1:] == [(5, 3.5), (6, 3.5)]
@@ -244,8 +246,8 @@ def _kept(directory, fails=lambda rows: False, microbatch=4, spec=(), **options)
 
     optimizer = tf.keras.optimizers.Adam(0.1)
 
-    def unmoved(steps):
-        if steps.start == 0:
+    def unmoved(step):
+        if step == 0:
             assert int(optimizer.iterations) == 0
             np.testing.assert_array_equal(layer.kernel, np.ones([3, 1]))
             slots = optimizers.build(optimizer, [layer.kernel])
@@ -261,7 +263,7 @@ def _kept(directory, fails=lambda rows: False, microbatch=4, spec=(), **options)
         layers=[layer],
         directory=directory,
         data_fingerprint="twelve rows",
-        before_call=unmoved,
+        before_step=unmoved,
         **options,
     )
     return layer.kernel.numpy()
@@ -284,9 +286,12 @@ def test_memory_that_runs_out_later_is_told_with_its_remedy(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [{"secure": True}, {"unit": "user"}])
-def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, spec):
+def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, spec, caplog):
+    """It tells how long a step takes, and in how much memory."""
     groups = None
     if "unit" in spec:
         spec = {**spec, "rows_per_unit": 2, "num_units": 6, "batch_size": 3}
         groups = Groups.of(np.arange(12) // 2)
-    _kept(tmp_path, spec=spec, groups=groups, steps_per_loop=2, save_every=2)
+    with caplog.at_level("INFO", logger="absl"):
+        _kept(tmp_path, spec=spec, units=groups, steps_per_loop=2, save_every=2)
+    assert "seconds; peak memory: " in caplog.text

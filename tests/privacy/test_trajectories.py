@@ -173,7 +173,7 @@ def _trained(replicas, strategy_of, optimizer, groups=None, **changes):
             lambda at: {name: values[at] for name, values in rows.items()},
             4,
             layers=[model.layer],
-            groups=groups,
+            units=groups,
             seed=3,
             on_step=lambda _, loss: losses.append(loss),
         )

@@ -1,7 +1,6 @@
 """Verification recomputes a certificate's numbers from the few that decide them."""
 
 import copy
-import dataclasses
 import math
 
 import pytest
@@ -14,9 +13,8 @@ from tfdpsq.privacy import (
     read_ledger,
     verify_certificate,
 )
-from tfdpsq.privacy.proof.budget import plan_of
+from tfdpsq.privacy.proof.certificate import Certificate
 from tfdpsq.privacy.proof.verification import ledger_problems
-from tfdpsq.validation import InputError
 
 _KINDS = {
     "poisson": dict(delta=4e-4, max_batch_size=160),
@@ -29,9 +27,6 @@ _KINDS = {
     ),
     "pairs": dict(unit="pair", accountant="rdp"),
     "secure": dict(secure=True, accountant="rdp"),
-    "cancelling noise": dict(
-        sampler="shuffled", n_is_public=True, noise_window=4, accountant="rdp"
-    ),
     "without privacy": dict(epsilon=math.inf),
 }
 
@@ -76,7 +71,9 @@ def test_untouched_certificate_holds_and_describes_its_plan(kind):
     accounts = certificate["accounting"]
     assert result.epsilon_pld == float(accounts["epsilon_pld"])
     assert result.epsilon_rdp == float(accounts["epsilon_rdp"])
-    assert plan_of(certificate) == (_plan(kind), accounts["steps_executed"])
+    read = Certificate.from_json(certificate)
+    assert (read.plan, read.steps) == (_plan(kind), accounts["steps_executed"])
+    assert read.to_json() == certificate
 
 
 @pytest.mark.parametrize(
@@ -91,7 +88,7 @@ def test_untouched_certificate_holds_and_describes_its_plan(kind):
             ("mechanism.noise_stddev", _times(2)),
         ],
         [("mechanism.noise_multiplier", _times(0.5))],
-        [("spec.n", 4000), ("sampler.n", 4000)],
+        [("spec.num_units", 4000), ("sampler.n", 4000)],
         [("accounting.steps_executed", 5), ("accounting.releases_counted", 5)],
         [("guarantee.delta", 1e-6), ("spec.delta", 1e-6)],
         [("spec.max_batch_size", 200), ("sampler.max_batch_size", 200)],
@@ -108,41 +105,24 @@ def test_verification_recomputes_the_numbers(edits):
 
 def test_words_are_not_compared():
     """Another version may say them better."""
-    words = ("description", "guarantee.adjacency", "sampler.in_words", "randomness")
+    words = ("description", "guarantee.adjacency", "sampler.in_words", "warnings")
     changed = _edited(_certificate("poisson"), *((path, "other") for path in words))
     assert verify_certificate(changed).problems == ()
 
 
-def test_values_that_cannot_be_computed_with_are_told():
-    """PLD would need gigabytes for so little noise."""
-    for path, value, told in (
-        ("mechanism.noise_multiplier", 1e-4, "protects nothing"),
-        ("guarantee.epsilon", math.nan, "guarantee.epsilon is"),
-    ):
-        drifted = _edited(_certificate("poisson"), (path, value))
-        problems = verify_certificate(drifted).problems
-        assert any(told in problem for problem in problems)
-
-
 @pytest.mark.parametrize("value", [{"format": "tfdpsq-certificate/2"}, {}, [1]])
-def test_other_formats_are_refused(value):
-    with pytest.raises(InputError, match="tfdpsq-certificate/3"):
-        verify_certificate(value)
+def test_other_formats_do_not_hold(value):
+    (problem,) = verify_certificate(value).problems
+    assert "it is no tfdpsq-certificate/4" in problem
 
 
-def test_higher_epsilon_is_taken_from_another_accountant_version_only():
-    """It is still true, and a finer grid makes it so."""
-    certificate = _certificate("poisson")
-    slightly = [
-        ("guarantee.epsilon", _times(1.002)),
-        ("accounting.epsilon_pld", _times(1.002)),
-    ]
-    assert verify_certificate(_edited(certificate, *slightly)).problems
-    older = ("accounting.library_version", "0.4.0")
-    made_before = _edited(certificate, older, *slightly)
-    assert verify_certificate(made_before).problems == ()
-    lower = _edited(certificate, older, ("guarantee.epsilon", _times(0.998)))
-    assert len(verify_certificate(lower).problems) == 1
+def test_higher_epsilon_of_a_coarser_accountant_is_taken():
+    """It is still true."""
+    for factor, problems in ((1.002, 0), (0.998, 2), (1.02, 2)):
+        names = ("guarantee.epsilon", "accounting.epsilon_pld")
+        edits = ((name, _times(factor)) for name in names)
+        found = verify_certificate(_edited(_certificate("poisson"), *edits))
+        assert len(found.problems) == problems
 
 
 def test_rounding_of_another_machine_is_taken_and_no_more():
@@ -151,14 +131,10 @@ def test_rounding_of_another_machine_is_taken_and_no_more():
         epsilon=4.0, clip_norm=1.0, num_units=500_000, batch_size=500, steps=20_000
     )
     true = plans.certificate(make_plan(spec))
-    for share, verifies in ((1 - 1e-5, True), (1 - 1e-4, False), (1 + 1e-4, False)):
+    for share, verifies in ((1 - 1e-5, True), (1 - 1e-4, False)):
         names = ("guarantee.epsilon", "accounting.epsilon_pld")
         edited = _edited(true, *((name, _times(share)) for name in names))
         assert (verify_certificate(edited).problems == ()) is verifies
-    # RDP has no such rounding.
-    true = plans.certificate(make_plan(dataclasses.replace(spec, accountant="rdp")))
-    edited = _edited(true, ("guarantee.epsilon", _times(1 - 1e-5)))
-    assert verify_certificate(edited).problems
 
 
 def test_ledger_tells_how_many_steps_were_paid(tmp_path):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.layers import MaskedMeanPooling, Scale, T5Config
-from tfdpsq.privacy import Coupled, coupled, fast
+from tfdpsq.privacy import PrivacyPlan, PrivacySpec, engines
 from tfdpsq.retriever import (
     GroupLosses,
     NaiveLosses,
@@ -56,12 +56,14 @@ class _Method:
 
     def __init__(self, name, n, scale, capacity=None):
         self.n, self.model = n, _Linear(2 * n + _NEGATIVES + _HARD * n, scale)
-        self.loss, together = None, 1
+        self.loss, self.plan = None, _plan(n, _bound(name, n))
         if name == "naive":
             self.loss = NaiveLosses(self.model, n)
         elif name == "microbatch":
-            together = capacity or n
-            self.loss = GroupLosses(self.model, together)
+            capacity = capacity or n
+            self.plan = _plan(capacity, 2, num_microbatches=n // capacity)
+            assert self.plan.group_capacity == capacity
+            self.loss = GroupLosses(self.model, capacity)
         else:
             ids = np.arange(2 * n, 2 * n + _NEGATIVES, dtype=np.int32)[:, None]
             corpus = {
@@ -88,17 +90,18 @@ class _Method:
                 batch["negative_ids"] = ids
                 batch["negative_lengths"] = tf.ones([n, _HARD], tf.int32)
                 batch["negative_keys"] = 20_000 + tf.cast(ids[..., 0], tf.int64)
+            variables = [self.model.matrix]
             if name == "naive":
-                found = Coupled(*self.loss(batch))
-                return coupled.clipped_sum(found, [self.model.matrix], _C, weights)[0]
-
-            return fast.clipped_sum(
+                return engines.clipped_row_by_row(
+                    self.plan, *self.loss(batch), variables, weights
+                ).sums[0]
+            return engines.clipped_sum(
+                "vectorized" if name == "microbatch" else "fast",
+                self.plan,
                 lambda: self.loss(batch),
+                variables,
                 self.loss.layers,
-                [self.model.matrix],
-                _C,
-                weights=weights,
-                rows_per_unit=together,
+                weights,
             ).sums[0]
 
         self._sum = clipped_sum
@@ -113,6 +116,20 @@ class _Method:
         if isinstance(self.loss, PublicNegatives):
             self.loss.refresh(0)
         return self._sum(tf.constant(present, tf.float32)).numpy().astype(np.float64)
+
+
+def _plan(n, multiplier, **options):
+    """A plan of at most n rows; no noise is drawn."""
+    spec = PrivacySpec(
+        epsilon=8.0,
+        clip_norm=_C,
+        num_units=1000,
+        batch_size=n,
+        steps=1,
+        sensitivity_multiplier=multiplier,
+        **options,
+    )
+    return PrivacyPlan(spec, n, 1.0)
 
 
 def _bound(name, n):

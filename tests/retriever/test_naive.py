@@ -6,10 +6,22 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import Coupled, coupled
+from tfdpsq.privacy import PrivacyPlan, PrivacySpec, engines
 from tfdpsq.retriever import NaiveLosses
 
 _ROWS, _C = 8, 20.0
+_PLAN = PrivacyPlan(
+    PrivacySpec(
+        epsilon=8.0,
+        clip_norm=_C,
+        num_units=100,
+        batch_size=_ROWS,
+        steps=1,
+        sensitivity_multiplier=2 * _ROWS - 1,
+    ),
+    max_batch_size=_ROWS,
+    noise_multiplier=1.0,
+)
 
 
 def _model(dropout=0.0, **options):
@@ -39,14 +51,16 @@ def _one_by_one(model, texts=2, **options):
 
     @tf.function(autograph=False, **options)
     def found(batch):
-        made = Coupled(*NaiveLosses(model, texts)(batch))
-        sums = coupled.clipped_sum(made, variables, _C, batch["weights"])
+        losses, gradient = NaiveLosses(model, texts)(batch)
+        made = engines.clipped_row_by_row(
+            _PLAN, losses, gradient, variables, batch["weights"]
+        )
         by_row = tf.map_fn(
-            lambda row: made.gradient(tf.one_hot(row, _ROWS), variables),
+            lambda row: gradient(tf.one_hot(row, _ROWS), variables),
             tf.range(_ROWS),
             fn_output_signature=[tf.TensorSpec(v.shape) for v in variables],
         )
-        return sums, made.losses, by_row
+        return made.sums, losses, by_row
 
     return found
 
@@ -100,6 +114,25 @@ def test_clipped_sum_is_that_of_a_loop_over_rows(learning, step):
     clipped = (gradients * np.minimum(1, _C / norms)[:, None]).sum(axis=0)
     allowed = 2e-5 * np.minimum(_C, norms).sum()
     assert np.linalg.norm(_flat(sums) - clipped) < allowed
+
+
+def test_clipped_sum_is_that_of_vectorized_dp_keras(learning, step):
+    """tensorflow-privacy holds a gradient for each row; here there is one."""
+    batch = _batch()
+
+    @tf.function(autograph=False)
+    def of_tensorflow_privacy():
+        return engines.clipped_sum(
+            "vectorized",
+            _PLAN,
+            lambda: learning.per_example_losses(batch),
+            learning.trainable_variables,
+            [learning],
+            batch["weights"],
+        ).sums
+
+    found, expected = _flat(step(batch)[0]), _flat(of_tensorflow_privacy())
+    np.testing.assert_allclose(found, expected, atol=3e-5 * _C)
 
 
 def test_padding_and_rows_without_a_finite_gradient_add_nothing(learning, step):

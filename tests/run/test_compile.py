@@ -19,7 +19,7 @@ from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import choose_max_batch_size, make_logical_step
-from tfdpsq.run.training import plain_training, pretraining_loop
+from tfdpsq.run.training import direct_training, plain_training, pretraining_loop
 
 _T5 = {
     "vocabulary_size": 40,
@@ -152,22 +152,19 @@ def test_plain_step_of_the_retriever_compiles(rows_at_a_time):
 @pytest.mark.parametrize("method", ["naive", "microbatch", "public_negatives"])
 def test_direct_private_step_of_the_retriever_compiles(method):
     model, batch = _two_tower()
-    maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
-    changes, rows = {}, 8
+    maximum = choose_max_batch_size(_N, 3, 2, 0.5 / _N)
+    changes, rows, engine = {}, 8, "fast"
     if method == "microbatch":
-        changes = {"clip_groups": 2, "sensitivity_multiplier": 2.0}
+        changes = {"num_microbatches": 2, "sensitivity_multiplier": 2.0}
     elif method != "public_negatives":
         changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
     plan = _plan(**changes)
     if method == "naive":
         losses = retriever.NaiveLosses(model, 4)
-
-        def loss(batch):
-            return privacy.Coupled(*losses(batch))
-
+        loss, engine = model.per_example_losses, direct_training.naive_engine(losses)
     elif method == "microbatch":
         loss = losses = retriever.GroupLosses(model, plan.group_capacity)
-        rows = plan.max_rows
+        rows, engine = plan.max_rows, "vectorized"
         batch = {
             name: tf.repeat(value[:1], rows, axis=0) for name, value in batch.items()
         }
@@ -183,7 +180,7 @@ def test_direct_private_step_of_the_retriever_compiles(method):
         plans.optimizer(0.1, "adam"),
         rows,
         losses.layers,
-        coupled=method == "naive",
+        engine,
     )
     rows = tf.constant(len(batch["weights"]))
     keys = privacy.RunKey(plan, 3).step_keys(0)

@@ -8,6 +8,7 @@ from helpers import tiny
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
+from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.run import finetune, pipeline, synthesize, train_retriever, verify
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import layout, spending
@@ -74,8 +75,8 @@ def test_continuation_states_the_total_of_both_runs(logs):
         each["accounting"]["epsilon_pld"] for each in (january, *logs.second.values())
     )
     assert apart == pytest.approx(first, rel=1e-6)
-    second = budgets.Run("second", *budgets.plan_of(logs.second["composed"]))
-    composed = budgets.compose([[*budgets.runs_of(january), second]])
+    second = runs_of(logs.second["composed"])[0]
+    composed = budgets.compose([[*runs_of(january), second]])
     assert both == pytest.approx(composed.epsilon_pld, rel=1e-6)
     assert first < both
 
@@ -163,7 +164,7 @@ def test_same_pairs_are_not_declared_another_log(logs):
     private = logs.first.parent.parent / "private"
     out = logs.base / "twice" / "release" / "again"
     changes = {"log": "january", "private_directory": str(private)}
-    with pytest.raises(InputError, match="on these very pairs"):
+    with pytest.raises(InputError, match="do not tell the logs apart"):
         logs.continued(out, "time", **changes)
     assert not (private / "runs" / "again" / "ledger.jsonl").exists()
 

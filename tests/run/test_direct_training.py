@@ -25,7 +25,7 @@ def base(tmp_path_factory):
 
 def _train(base, name, **options):
     usual = {"embedding_dim": 16, "steps": 2, "epsilon": 8.0}
-    method = {"clip_groups": 2, "negatives": 20, "microbatch_size": 4}
+    method = {"num_microbatches": 2, "negatives": 20, "microbatch_size": 4}
     settings = tiny.training(base, **usual, **method)
     return tiny.train_retriever(base / name / "out", options, **settings)
 
@@ -47,7 +47,8 @@ def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     model, certificate = _train(base, method, **options)
     training = certificate["training"]
     assert training["method"] == method
-    assert (training["engine"] == "fast") == (method != "naive")
+    engine = {"microbatch": "vectorized", "public_negatives": "fast"}
+    assert training["engine"].startswith(engine.get(method, "none"))
     assert 7.0 < certificate["guarantee"]["epsilon"] <= 8.0
     assert verify_certificate(certificate).problems == ()
     sampler = certificate["sampler"]
@@ -59,7 +60,8 @@ def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     }[method]
     sensitivity = certificate["mechanism"]["sensitivity"]
     assert sensitivity == pytest.approx(0.1 * multiplier)
-    assert sampler.get("clip_groups") == (2 if method == "microbatch" else None)
+    dealt = certificate["spec"]["num_microbatches"]
+    assert dealt == (2 if method == "microbatch" else None)
     # 63 pairs of 60 queries.
     unit = "pair" if method == "public_negatives" else "query"
     assert certificate["guarantee"]["unit"] == unit
@@ -117,7 +119,7 @@ def test_bfloat16_is_certified_and_rounds_no_weight(base):
         ({"scale": -1.0}, "scale is -1.0"),
         # Negatives are drawn from all documents, not from those of the pairs.
         ({"negatives": 85}, "negatives is 85, but there are 84"),
-        ({"method": "microbatch", "clip_groups": 9}, "clip_groups is 9"),
+        ({"method": "microbatch", "num_microbatches": 9}, "num_microbatches is 9"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, changes, message):

@@ -163,17 +163,6 @@ def test_steps_and_epochs_together_are_refused(base, tmp_path, stage):
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
-def test_noise_that_cancels_is_accounted_as_one_release_an_epoch(base, tmp_path):
-    changes = {"sampler": "shuffled", "noise_window": 5, "epochs": 1.0, "steps": 0}
-    changes["trained"] = ("*layer_norm*",)
-    finetune.run(_config(base, epsilon=8.0, **changes), tmp_path / "generator")
-    certificate = read_certificate(tmp_path / "generator")
-    assert verify_certificate(certificate).problems == ()
-    assert certificate["mechanism"]["noise_window"] == 5
-    accounting = certificate["accounting"]
-    assert (accounting["steps_executed"], accounting["releases_counted"]) == (7, 1)
-
-
 def test_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
     config = tiny.config(
         synthesize,
@@ -216,7 +205,6 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base):
         ({"trained": ("*norm*",), "lora": {"rank": 2}}, "lora.rank is 2 and trained"),
         ({"soft_prompt": {"length": 4}, "lora": {"rank": 2}}, "soft_prompt.length 4"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
-        ({"noise_window": 5}, "noise_window is 5.*sampler"),
     ):
         with pytest.raises(InputError, match=message):
             _finetune(base, "bad", **options)

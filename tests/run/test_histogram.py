@@ -14,6 +14,7 @@ from helpers import tiny
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
+from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.run import finetune, histogram, synthesize
 from tfdpsq.run.core import layout, pipeline_checks, pipeline_data
 from tfdpsq.run.devices import strategy
@@ -148,10 +149,7 @@ def test_generator_and_set_state_the_epsilon_of_both(base, tmp_path):
     stated = certificate["guarantee"]["epsilon"]
     own = certificate["continuation"]["epsilon_of_this_run"]
     assert own < 0.999 * stated and 7.9 < stated <= 8.0
-    own, counts = (
-        budgets.Run(name, *budgets.plan_of(each))
-        for name, each in (("trained", certificate), ("counted", counted))
-    )
+    own, counts = (runs_of(each)[0] for each in (certificate, counted))
     total = budgets.compose([[own, counts]])
     assert stated == pytest.approx(total.epsilon_rdp, rel=1e-6)
     assert certificate["accounting"]["epsilon_pld"] == pytest.approx(

@@ -23,7 +23,8 @@ from helpers import recorder
 from helpers.secret_search import Secret, find_secrets
 
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.privacy.randomness.noise import DRAWS, derived_seed
+from tfdpsq.privacy.randomness.noise import DRAWS
+from tfdpsq.privacy.randomness.secure import derived_seed
 from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.passes import passes, sharded_stages
 

@@ -23,7 +23,7 @@ def _certificate(epsilon, description="a generator"):
         "format": certificates.FORMAT,
         "description": description,
         "private": math.isfinite(epsilon),
-        "guarantee": {"epsilon": certificates.json_number(epsilon)},
+        "guarantee": {"epsilon": certificates.as_json(epsilon)},
     }
     return {**certificate, "digest": certificates.digest_of(certificate)}
 

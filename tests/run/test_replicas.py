@@ -9,7 +9,7 @@ from tfdpsq import privacy, retriever
 from tfdpsq.data import write_rows
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.retriever.stored_pairs import PooledQueries, WithVectors
-from tfdpsq.run.training import plain_training
+from tfdpsq.run.training import direct_training, plain_training
 
 
 def _ids(random, shape, length):
@@ -109,10 +109,8 @@ def _trained_directly(strategy, method, directory):
             stored = PooledQueries(directory / "states", stored, model)
         if method == "naive":
             made = retriever.NaiveLosses(model, 4)
-            layers, state, options = made.layers, [], {"coupled": True}
-
-            def loss(batch):
-                return privacy.Coupled(*made(batch))
+            loss, layers, state = model.per_example_losses, made.layers, []
+            options = {"engine": direct_training.naive_engine(made)}
         else:
             loss = retriever.PublicNegatives(model, corpus, 12, seed=5, refresh_every=2)
             layers, state = loss.layers, loss.state

@@ -94,7 +94,7 @@ def test_ledger_of_other_steps_exits_with_1(made, tmp_path, capsys):
     with Ledger(other, certificate["plan"], "data", 4) as opened:
         opened.pay(0)
     code, out, _ = _exit(capsys, write(), f"--ledger={other}")
-    assert code == 1 and "the steps paid for are 1" in out
+    assert code == 1 and "paid steps 4, but the ledger 1" in out
 
 
 def test_unprotected_run_guarantees_nothing(unprotected, capsys):

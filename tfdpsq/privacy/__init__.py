@@ -13,13 +13,13 @@ if TYPE_CHECKING:
         truncation_delta,
     )
     from tfdpsq.privacy.checkpoint import discard as discard_state
-    from tfdpsq.privacy.endings import Diverged, Preempted
     from tfdpsq.privacy.keys import RunKey
+    from tfdpsq.privacy.loop import Diverged, Preempted
     from tfdpsq.privacy.model import PrivateModel
     from tfdpsq.privacy.plan import PrivacyPlan, make_plan
-    from tfdpsq.privacy.proof.certificate import make_certificate
-    from tfdpsq.privacy.proof.certificate_files import (
+    from tfdpsq.privacy.proof.certificate import (
         code_fingerprint,
+        make_certificate,
         read_certificate,
     )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
     from tfdpsq.privacy.step import make_logical_step
-    from tfdpsq.privacy.terms import Coupled
     from tfdpsq.privacy.training import train
     from tfdpsq.validation import DataError, InputError
 else:
     __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
-    "Coupled",
     "DataError",
     "Diverged",
     "ENGINES",

@@ -35,27 +35,6 @@ sensitivity Δ. T steps touch E = ⌈T / (n // B)⌉ epochs, so they cost what E
 mechanisms cost, and no more. No amplification by sampling is claimed: that the
 observer does not know the permutation would lower ε, but not to the figure for
 Poisson batches, which Chua et al. 2024 show to be too low for shuffled ones.
-
-**Shuffled, with noise that cancels** (`noise_window`). The steps of an epoch are cut
-into windows of m steps, the last of an epoch being shorter where m does not divide it.
-Let g_1 … g_m be the sums of clipped gradients of a window and z_1 … z_m independent
-noise, N(0, (σΔ)²) on each weight. Step t releases ĝ_t = g_t + Σ_{j≤t} d_{t-j}·z_j,
-where d is the first column of D = C⁻¹, and C a lower triangular Toeplitz matrix whose
-first column c has norm 1 (see `correlation`). So
-
-    M_t := Σ_{j≤t} c_{t-j}·ĝ_j = Σ_{j≤t} c_{t-j}·g_j + z_t,
-
-and for every t, M_1 … M_t determine ĝ_1 … ĝ_t and the reverse, so we may as well
-release M. Fix the permutations as above. x is in one batch of the epoch, so in one step
-s of one window; in all other windows nothing differs. Given what was released before
-step s, x moves g_s by some v with ‖v‖ ≤ Δ. Every other g_t is the same function of the
-releases before it, with x or without. So for t ≥ s, x moves the mean of M_t, given
-M_1 … M_{t-1}, by c_{t-s}·v, and its noise z_t is fresh. Subtract the mean without x:
-(M_s, …, M_m) is a Gaussian mechanism whose mean moves by (Σ_i c_i²)^½·‖v‖ ≤ Δ. Again an
-epoch costs one Gaussian mechanism, so a run costs what it would with independent noise,
-whatever m is. A run that stops inside a window shows fewer of the M_t. (Denisov et al.
-2022, arXiv:2202.08312; of several epochs, Choquette-Choo et al. 2023, arXiv:2211.06530
-and 2306.08153, whose windows reach over epochs.)
 """
 
 from __future__ import annotations
@@ -70,47 +49,31 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.privacy.spec import ACCOUNTANTS
 
-# Share of δ that truncating the batch may cost.
-_TRUNCATION_SHARE = 1e-3
-
-# Every integer above 64 would cost five times as much. ε as a function of the order
-# is flat where it is least: a step of 5 % between orders loses less than 0.05 %.
+# ε is flat around its best order: steps of 5 % lose less than 0.05 %. Every integer
+# above 64 would cost five times as much. Few orders do for a rough ε.
 _ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(11, 64),
     *(math.ceil(64 * 1.05**i) for i in range(58)),
 )
-# Where the search for σ begins: cheap relatives of the accountants, whose σ is some
-# thousandth off and some ten percent off.
-_FIRST = ("first_pld", "first_rdp")
-_FIRST_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
-_FIRST_INTERVAL = 10  # times `pld_interval`
-# What a release adds at most to the rounding errors of PLD in δ. dp-accounting takes
-# the T-th power of a Fourier transform in 64-bit floats, and the errors grow as T does:
-# beside 80-bit floats by at most 3.6e-16 T in 30 measured cases (σ from 0.4 to 50,
-# q from 1e-4 to 1, T from 100 to a million).
+_ROUGH_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
+_ROUGH_INTERVAL = 10  # times `pld_interval`
+# Bound on PLD's rounding error in δ per release. dp-accounting takes the T-th power of
+# a Fourier transform in 64-bit floats, and errors grow as T does: at most 3.6e-16 T
+# against 80-bit floats in 30 cases (σ .4 to 50, q 1e-4 to 1, T 100 to a million). PLD
+# alone would understate ε where δ is of that size.
 _ROUNDING = 1e-15
-# By how much the logarithm of a release's moment, order - 1 times its Rényi divergence,
-# may be too small. dp-accounting cuts a series at e^-30, and takes the logarithm of a
-# sum near 1 in 64-bit floats: of a divergence of 1e-15 it finds 0, or less. Beside 40
-# digits it was too small by at most 1.8e-13 in 704 cases (σ from .4 to 500, q from 1e-8
-# to .9, orders from 1.1 to 1033).
+# Below this many times that error PLD's ε would differ by more than some thousandth
+# between machines; below _SMALL_DELTA, PLD may need more noise than RDP does.
+LEAST_DELTA_IN_ROUNDING, _SMALL_DELTA, _NOISE_OF_RDP = 100, 1e-10, 1.1
+# Bound on the error of order - 1 times a release's Rényi divergence. dp-accounting cuts
+# a series at e^-30, and takes the logarithm of a sum near 1: for a divergence of 1e-15
+# it finds 0, or less. At most 1.8e-13 too small against 40 digits in 704 cases (σ .4 to
+# 500, q 1e-8 to .9, orders 1.1 to 1033).
 _RDP_ROUNDING = 1e-12
-# At a δ below so many times these errors PLD tells nothing: ε would differ by more than
-# some thousandth from one machine to another.
-LEAST_DELTA_IN_ROUNDING = 100
-# How far below its target a calibrated ε may stay, as a share of it; and how far
-# it must, so that no rounding error carries it across.
-_EPSILON_TOLERANCE = 3e-3
-_EPSILON_MARGIN = 1e-6
-_SIGMA_DIGITS = 6
-_MAX_NOISE_MULTIPLIER = 1e6
-# PLD leaves out tails, which it adds to δ, as it does its rounding errors: of a δ of
-# their size nothing is left, and its ε falls for absurd noise only. Without that it
-# needs less noise than RDP does; it is asked where δ is small, and may need a little
-# more.
-_SMALL_DELTA = 1e-10
-_NOISE_OF_RDP = 1.1
+# How far below its target a calibrated ε may stay, as a share of it.
+_TOLERANCE = 3e-3
+_LARGEST_SIGMA = 1e6
 
 
 def training_event(
@@ -120,10 +83,9 @@ def training_event(
 
     Args:
       noise_multiplier: σ, the noise's deviation over the sum's sensitivity.
-      sampling_probability: q, each unit's chance to be in one release; with 1 it is
-        the Gaussian mechanism itself.
-      steps: releases; 0 shows nothing. For shuffled batches, with q = 1, the
-        number of epochs touched.
+      sampling_probability: q, each unit's chance to be in one release; with 1, as for
+        shuffled batches, it is the Gaussian mechanism itself.
+      steps: releases; for shuffled batches the number of epochs touched.
     """
     if steps == 0:
         return dp_accounting.NoOpDpEvent()
@@ -133,27 +95,17 @@ def training_event(
     return dp_accounting.SelfComposedDpEvent(one, steps)
 
 
-def epochs_touched(n: int, batch_size: int, steps: int) -> int:
-    """E, in how many epochs of ⌊n/B⌋ shuffled batches `steps` steps begin or go on."""
-    return -(-steps // (n // batch_size))
-
-
 def pld_interval(noise_multiplier: float) -> float:
     """The grid of privacy losses that PLD rounds to, upwards, in nats.
 
-    One release has losses of the order of 1/σ², so the grid is that much coarser
-    where σ is small, or it would take 10⁵ points and seconds. ε rises by some
-    thousandth of a percent; whatever the grid, it stays a bound.
+    A release's losses are of the order of 1/σ², so the grid is that much coarser where
+    σ is small, or it would take 10⁵ points. Whatever the grid, ε stays a bound.
     """
     return 1e-4 * min(10.0, max(1.0, noise_multiplier**-2))
 
 
 def pld_rounding(releases: int) -> float:
-    """An allowance for the rounding errors of PLD in δ, for so many releases composed.
-
-    It is about three times the largest that was measured (see `_ROUNDING`). They can
-    have either sign, so ε may be understated by PLD where δ is of their size.
-    """
+    """A bound on PLD's error in δ for this many releases; it can have either sign."""
     return _ROUNDING * releases
 
 
@@ -167,7 +119,7 @@ def epsilon_of(
     """ε at `delta`, *without* truncation's cost.
 
     Args:
-      noise_multiplier: σ; see `training_event`, also for the next two.
+      noise_multiplier: σ; see `training_event`, also for q and `steps`.
       sampling_probability: q.
       steps: releases.
       delta: δ, or what truncation leaves of it.
@@ -176,27 +128,30 @@ def epsilon_of(
     Raises:
       InputError: δ is not in (0, 1), or another accountant.
     """
-    if accountant not in _FIRST:
-        validation.one_of("accountant", accountant, ACCOUNTANTS)
+    validation.one_of("accountant", accountant, ACCOUNTANTS)
     event = (noise_multiplier, sampling_probability, steps)
     return composed_epsilon((event,), delta, accountant)
 
 
 @functools.lru_cache(maxsize=1024)
 def composed_epsilon(
-    events: tuple[tuple[float, float, int], ...], delta: float, accountant: str
+    events: tuple[tuple[float, float, int], ...],
+    delta: float,
+    accountant: str,
+    rough: bool = False,
 ) -> float:
     """ε at `delta` of several runs on the same units, *without* truncation's cost.
 
-    Infinity where the accountant cannot tell, which promises nothing. By PLD, what its
-    sums may be rounded down by is taken off δ: see `pld_rounding`. By RDP, it is added
-    to the divergences, so that no ε is below about log(1/δ) / 1000.
+    Infinity where the accountant cannot tell. PLD's rounding error is taken off δ, and
+    RDP's added to the divergences, so that no ε is below about log(1/δ) / 1000. Units
+    are added or removed; for a plain Gaussian, zeroing one out costs the same.
 
     Args:
       events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
         what is released may depend on what was released before.
       delta: δ, or what the truncation of all of them leaves of it.
       accountant: "pld" or "rdp".
+      rough: whether a cheaper and larger ε will do.
 
     Raises:
       InputError: δ is not in (0, 1).
@@ -205,141 +160,73 @@ def composed_epsilon(
     events = tuple(event for event in events if event[2])
     if not events:
         return 0.0
-    if accountant in ("pld", "first_pld"):
-        rounding = pld_rounding(sum(event[2] for event in events))
-        if delta < LEAST_DELTA_IN_ROUNDING * rounding:
-            return math.inf
-        delta -= rounding
-    try:
-        if accountant == "rdp":
-            return _epsilon_by_rdp(_divergences(events), delta)
-        return float(_accountant(events, accountant).get_epsilon(delta))
-    except ValueError:
-        # Of an epsilon in the hundreds, PLD's sums can round into no distribution.
+    if accountant == "rdp":
+        orders = _ROUGH_ORDERS if rough else _ORDERS
+        total = sum(count * _divergences(*one, orders) for *one, count in events)
+        return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+    rounding = pld_rounding(sum(count for _, _, count in events))
+    if delta < LEAST_DELTA_IN_ROUNDING * rounding:
         return math.inf
+    # One grid for all: the finest that any of them needs.
+    interval = min(pld_interval(sigma) for sigma, _, _ in events)
+    interval *= _ROUGH_INTERVAL if rough else 1
+    ledger = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
+    try:
+        for event in events:
+            ledger.compose(training_event(*event))
+        return float(ledger.get_epsilon(delta - rounding))
+    except ValueError:
+        return math.inf  # ε in the hundreds: PLD's sums round into no distribution
 
 
-def epsilon_of_first(
-    noise_multiplier: float,
-    sampling_probability: float,
-    steps: int,
-    first: int,
-    delta: float,
-) -> float:
-    """ε at `delta` by RDP of the first of several releases, in well under 1 ms.
-
-    The Rényi divergence of k releases is k times that of one, at every order. So what
-    is slow is done once for all of them, and each part takes its share of it.
-
-    Args:
-      noise_multiplier: σ; see `training_event`, also for the next two.
-      sampling_probability: q.
-      steps: releases in all, at least one.
-      first: how many of them are meant, up to all.
-      delta: δ, or what truncation leaves of it.
-
-    Raises:
-      InputError: δ is not in (0, 1).
-    """
-    validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
-    whole = _divergences(((noise_multiplier, sampling_probability, steps),))
-    # Rounding must not make it less than what `epsilon_of` says of as many releases.
-    return _epsilon_by_rdp(whole * (first / steps * (1 + 1e-12)), delta)
-
-
-def _divergences(events: tuple[tuple[float, float, int], ...]) -> np.ndarray:
-    """The Rényi divergence of all events at each of `_ORDERS`, with rounding errors."""
-    rounding = _RDP_ROUNDING / (np.array(_ORDERS) - 1)
-    # Without sampling it is order / 2σ², which is not computed as a logarithm.
-    sampled = sum(releases for _, probability, releases in events if probability < 1)
-    computed = np.array(_accountant(events, "rdp").rdp)
+@functools.lru_cache(maxsize=256)
+def _divergences(
+    noise_multiplier: float, sampling_probability: float, orders: tuple[float, ...]
+) -> np.ndarray:
+    """The Rényi divergence of one release at each order, with its rounding error."""
+    ledger = dp_accounting.rdp.RdpAccountant(orders)
+    ledger.compose(training_event(noise_multiplier, sampling_probability, 1))
+    computed = np.array(ledger.rdp)
     known = np.where(np.isnan(computed), np.inf, np.maximum(computed, 0))
-    return known + sampled * rounding
-
-
-def _epsilon_by_rdp(divergences: np.ndarray, delta: float) -> float:
-    return float(dp_accounting.rdp.compute_epsilon(_ORDERS, divergences, delta)[0])
-
-
-@functools.lru_cache(maxsize=16)
-def _accountant(
-    events: tuple[tuple[float, float, int], ...], accountant: str
-) -> dp_accounting.PrivacyAccountant:
-    """An accountant that has composed the events: what is slow, kept for any δ."""
-    # Of a plain Gaussian, removing a unit and zeroing it out are the same.
-    one = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if accountant in ("pld", "first_pld"):
-        # One grid for all: the finest that any of them needs.
-        interval = min(pld_interval(sigma) for sigma, _, _ in events)
-        if accountant == "first_pld":
-            interval *= _FIRST_INTERVAL
-        ledger = dp_accounting.pld.PLDAccountant(
-            one, value_discretization_interval=interval
-        )
-    else:
-        orders = _ORDERS if accountant == "rdp" else _FIRST_ORDERS
-        ledger = dp_accounting.rdp.RdpAccountant(orders, one)
-    for event in events:
-        ledger.compose(training_event(*event))
-    return ledger
+    # Without sampling it is order / 2σ², which is not computed as a logarithm.
+    rounding = _RDP_ROUNDING if sampling_probability < 1 else 0.0
+    return known + rounding / (np.array(orders) - 1)
 
 
 def truncation_delta(
     n: int, sampling_probability: float, max_batch_size: int, steps: int
 ) -> float:
-    """τ, what truncating batches at `max_batch_size` adds to δ; see the module.
+    """τ = T·Pr[Bin(n - 1, q) ≥ M], what truncation adds to δ; see the module.
 
     Args:
       n: units in the larger of two neighbouring data sets, or a bound on it.
       sampling_probability: q.
       max_batch_size: M.
       steps: logical steps, T.
-
-    Returns:
-      T·Pr[Bin(n - 1, q) ≥ M].
     """
     import scipy.stats  # a second to import
 
-    return steps * float(
-        scipy.stats.binom.sf(max_batch_size - 1, n - 1, sampling_probability)
-    )
+    tail = scipy.stats.binom.sf(max_batch_size - 1, n - 1, sampling_probability)
+    return steps * float(tail)
 
 
-def choose_max_batch_size(
-    n: int, batch_size: int, steps: int, epsilon: float, delta: float
-) -> int:
-    """The smallest static batch whose truncation costs a thousandth of δ.
+def choose_max_batch_size(n: int, batch_size: int, steps: int, delta: float) -> int:
+    """M, the smallest static batch whose truncation costs a thousandth of δ.
 
     Args:
-      n: units in the data, or a bound on it.
+      n: units in the data, or a bound on it; M = n never truncates.
       batch_size: expected batch, B; q = B/n.
       steps: logical steps.
-      epsilon: target ε; ∞ counts as no privacy, where only time is at stake.
       delta: target δ.
-
-    Returns:
-      M ≥ `batch_size`; at most n, which never truncates.
     """
-    import scipy.stats
-
-    probability = batch_size / n
-    if not math.isfinite(epsilon):
-        return int(scipy.stats.binom.ppf(1 - 1e-9, n, probability)) + 1
     low, high = batch_size, n
     while low < high:  # the cost falls as M grows
         middle = (low + high) // 2
-        cost = truncation_delta(n, probability, middle, steps)
-        if cost <= _TRUNCATION_SHARE * delta:
+        if truncation_delta(n, batch_size / n, middle, steps) <= 1e-3 * delta:
             high = middle
         else:
             low = middle + 1
     return low
-
-
-# -- The noise that a target needs -----------------------------------------------
-#
-# An evaluation of ε takes up to seconds, so the search for σ begins with cheap
-# relatives of the accountants, and asks the accountant itself only at the end.
 
 
 @functools.lru_cache(maxsize=256)
@@ -363,58 +250,51 @@ def calibrate_noise_multiplier(
       accountant: "pld" or "rdp".
 
     Raises:
-      InputError: no noise multiplier below a million reaches the target; or δ is too
-        small for the accountant.
+      InputError: σ would be above a million, or δ is too small for the accountant.
     """
 
-    def spent_by(name: str) -> Callable[[float], float]:
-        return lambda sigma: epsilon_of(
-            _rounded_up(sigma), sampling_probability, steps, delta, name
+    def spent_by(name: str, rough: bool = False) -> Callable[[float], float]:
+        return lambda sigma: composed_epsilon(
+            ((_rounded_up(sigma), sampling_probability, steps),), delta, name, rough
         )
 
-    first = spent_by("first_rdp")
+    # A precise ε takes up to seconds, so rough ones say where to begin.
+    first = spent_by("rdp", rough=True)
     sigma = _bisect(lambda s: first(s) <= epsilon, 0.05, 1.0, 0.05)
     if accountant == "pld":
-        least = LEAST_DELTA_IN_ROUNDING * pld_rounding(steps)
-        small = max(least, _SMALL_DELTA)
+        # Its rounding errors and the tails it leaves out are added to δ: nothing is
+        # left of a δ of their size, and ε falls for absurd noise only.
+        small = max(LEAST_DELTA_IN_ROUNDING * pld_rounding(steps), _SMALL_DELTA)
         if delta < small and spent_by("pld")(_NOISE_OF_RDP * sigma) > epsilon:
             raise validation.InputError(
-                f"delta is {delta:.3g}, too small for accountant 'pld': its rounding "
-                "errors alone reach it, and noise would drown what is learnt. Set "
-                "accountant to 'rdp', or raise delta."
+                f"delta is {delta:.3g}, as small as the rounding errors of accountant "
+                "'pld'. Set accountant to 'rdp', or raise delta."
             )
-        sigma = secant(spent_by("first_pld"), epsilon, sigma)
-    return _rounded_up(secant(spent_by(accountant), epsilon, sigma))
+        sigma = _secant(spent_by("pld", rough=True), epsilon, sigma)
+    return _rounded_up(_secant(spent_by(accountant), epsilon, sigma))
 
 
 def _rounded_up(sigma: float) -> float:
-    """The next number of `_SIGMA_DIGITS` digits that is not below `sigma`."""
-    scale = 10.0 ** (_SIGMA_DIGITS - 1 - math.floor(math.log10(sigma)))
+    """The smallest number of six digits that is not below `sigma`."""
+    scale = 10.0 ** (5 - math.floor(math.log10(sigma)))
     return math.ceil(sigma * scale) / scale
-
-
-def rounded_down(value: float, digits: int) -> float:
-    """The next number of so many digits that is not above `value`, which is above 0."""
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return math.floor(value * scale) / scale
 
 
 def _bisect(
     satisfied: Callable[[float], bool], low: float, high: float, tolerance: float
 ) -> float:
-    """A value that satisfies the predicate, at most `tolerance` above one that fails.
+    """A σ that satisfies the predicate, whose share above one that fails is small.
 
-    `satisfied` must be monotone, false for small values. Should it hold at `low`
-    already, `low` is halved first; where it does not hold at `high`, `high` is
-    doubled. `tolerance` is a share of the value.
+    `satisfied` is false below some σ and true above. `low` and `high` are moved until
+    they enclose it.
     """
     while not satisfied(high):
         low, high = high, 2 * high
-        if high > _MAX_NOISE_MULTIPLIER:
+        if high > _LARGEST_SIGMA:
             raise validation.InputError(
-                "no noise multiplier below 1e6 reaches the target epsilon and "
-                "delta. Raise epsilon, lower the number of steps, or lower the "
-                "batch size."
+                f"no noise multiplier below {_LARGEST_SIGMA:g} reaches the target "
+                "epsilon and delta. Raise epsilon, take fewer steps, or lower "
+                "batch_size."
             )
     while satisfied(low):
         low, high = low / 2, low
@@ -424,22 +304,14 @@ def _bisect(
     return high
 
 
-def secant(spent: Callable[[float], float], epsilon: float, start: float) -> float:
+def _secant(spent: Callable[[float], float], epsilon: float, start: float) -> float:
     """A σ that spends at most `epsilon`, and at least 99.7 % of it.
 
-    ε falls nearly as a power of σ, so the secant in logarithms needs a handful
-    of evaluations (of a second or so) where bisection needs a dozen, and only one
-    when `start` will do. Aiming at the middle of the allowed band keeps the answer
-    on the safe side of ε.
-
-    Args:
-      spent: ε by σ, or by whatever else it falls with.
-      epsilon: target ε.
-      start: where to begin.
+    ε falls nearly as a power of σ, so the secant in logarithms takes a handful of
+    evaluations, of a second each, and only one where `start` will do.
     """
-    least = epsilon * (1 - _EPSILON_TOLERANCE)
-    most = epsilon * (1 - _EPSILON_MARGIN)
-    aim = math.log(epsilon * (1 - _EPSILON_TOLERANCE / 2))
+    least, most = epsilon * (1 - _TOLERANCE), epsilon * (1 - 1e-6)
+    aim = math.log(epsilon * (1 - _TOLERANCE / 2))
     sigma, old, slope = start, None, -1.0
     for _ in range(30):
         new = spent(sigma)
@@ -453,5 +325,5 @@ def secant(spent: Callable[[float], float], epsilon: float, start: float) -> flo
         old = (sigma, new)
         move = (aim - math.log(new)) / min(slope, -0.1)
         sigma *= math.exp(max(-0.5, min(0.5, move)))
-    # PLD's grid can make ε jump where σ hardly moves: fall back on certainty.
-    return _bisect(lambda s: spent(s) <= most, sigma / 2, sigma, _EPSILON_TOLERANCE / 4)
+    # PLD's grid can make ε jump where σ hardly moves.
+    return _bisect(lambda s: spent(s) <= most, sigma / 2, sigma, _TOLERANCE / 4)

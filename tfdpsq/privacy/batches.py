@@ -18,38 +18,23 @@ def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
 
 
 def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> int:
-    """Returns the microbatches of the largest batch, at least one for each replica.
-
-    Raises:
-      InputError: there are fewer than replicas.
-    """
+    """Returns the microbatches of the largest batch; an InputError below `replicas`."""
     microbatches = -(-max_rows // microbatch_size)
     if replicas > microbatches:
         raise validation.InputError(
-            f"microbatch_size is {microbatch_size}, so that the largest batch, of "
-            f"{max_rows} rows, has {microbatches} microbatches, and of {replicas} "
-            "replicas some would never have one. Lower it, or use fewer replicas."
+            f"microbatch_size {microbatch_size} makes {microbatches} microbatches of "
+            f"{max_rows} rows, too few for {replicas} replicas. Lower it, or use fewer "
+            "replicas."
         )
     return microbatches
 
 
-def padded_rows(plan: PrivacyPlan, microbatch_size: int, coupled: bool = False) -> int:
+def padded_rows(plan: PrivacyPlan, microbatch_size: int) -> int:
     """The number of rows that every batch is padded to.
 
-    It is always the same, as a loss can read how many there are: the most that can be
-    drawn, rounded up to whole microbatches (of as many rows at most), the same number
-    for every replica in sync.
-
-    Args:
-      plan: says how many rows a draw can have.
-      microbatch_size: rows differentiated at a time on one replica.
-      coupled: whether every replica takes the whole batch; see `coupled`.
-
-    Raises:
-      InputError: more replicas than microbatches.
+    Always the same, as a loss can read it: the most that can be drawn, rounded up to
+    whole microbatches, the same number for every replica in sync.
     """
-    if coupled:
-        return -(-plan.max_rows // microbatch_size) * microbatch_size
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     microbatches = require_microbatches(plan.max_rows, microbatch_size, replicas)
     each = rows_at_once(plan, microbatch_size)
@@ -68,23 +53,21 @@ def batch_of(
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
       draw: what the sampler drew.
       rows: static number of rows, at least `draw.count`.
-      private: fill padding with zeros, so that nothing of row 0, at which it points,
-        is there. Without privacy it stays, as some models make NaN of zeros, which
-        only clipping keeps apart from the other rows.
+      private: fill padding, which is row 0, with zeros. Without privacy it stays: some
+        models make NaN of zeros, which only clipping keeps apart from other rows.
 
     Raises:
       InputError: `take` returns another number of rows, or a text that is not UTF-8.
     """
-    indices = np.zeros(rows, np.int64)
-    weights = np.zeros(rows, np.float32)
+    indices, weights = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
     indices[: draw.count] = draw.indices[: draw.count]
     weights[: draw.count] = draw.weights[: draw.count]
     batch = {}
     for name, values in take(indices).items():
         if len(values) != rows:
             raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {rows} row "
-                "numbers; it must return one row for each."
+                f"take returned {len(values)} rows of {name!r} for {rows} row numbers; "
+                "it must return one row for each."
             )
         batch[name] = np.array(values)
         if private:
@@ -96,27 +79,21 @@ def batch_of(
 
 
 def as_bytes(name: str, texts: np.ndarray) -> np.ndarray:
-    """Encodes texts as TensorFlow does, but before a step is paid for.
-
-    Raises:
-      InputError: one cannot be encoded; it is not quoted.
-    """
+    """Encodes texts; an InputError, before a step is paid, does not quote them."""
     try:
         return np.char.encode(texts, "utf-8")
     except UnicodeEncodeError:
         raise validation.InputError(
-            f"{name!r} has a text that is not UTF-8, such as half of a surrogate pair, "
-            "which TensorFlow does not take. Mend it, for instance by "
-            "text.encode('utf-8', 'replace').decode(). Nothing was paid for these rows."
+            f"{name!r} has a text that is not UTF-8, such as half of a surrogate pair. "
+            "Replace it, as by text.encode('utf-8', 'replace').decode()."
         ) from None
 
 
 def content(values: np.ndarray) -> bytes:
     """Returns an array as bytes: its type, its shape and its values."""
-    # Of texts and of tables, an array holds addresses.
-    held = (
-        values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
-    )
+    held = values.tobytes()
+    if values.dtype == object:  # addresses
+        held = repr(values.tolist()).encode()
     return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
 
 
@@ -125,20 +102,17 @@ def split_over_replicas(
 ) -> tuple[Callable[[int], dict[str, np.ndarray]], Callable[[int], int]]:
     """Deals the microbatches of a batch to the replicas like cards.
 
-    Microbatch j goes to replica j mod `replicas` whole, as one replica alone would
-    have it: what is clipped together stays together, and how the rows are grouped
-    does not depend on how many replicas there are.
+    Microbatch j goes to replica j mod `replicas` whole: what is clipped together stays
+    together, and which rows those are does not depend on how many replicas there are.
 
     Args:
-      batch: arrays of M leading rows, in use from the front; M a multiple of
-        `replicas` times `microbatch_size`.
+      batch: arrays of a multiple of `replicas` times `microbatch_size` leading rows.
       count: leading rows in use.
       replicas: how many.
-      microbatch_size: rows of a microbatch.
+      microbatch_size: rows of one.
 
     Returns:
-      Two functions of the replica's number: its rows, and how many leading ones of
-      them are in use.
+      Two functions of a replica's number: its rows, and how many of them are in use.
     """
 
     def rows_of(replica: int) -> dict[str, np.ndarray]:

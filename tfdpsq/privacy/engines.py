@@ -7,16 +7,19 @@
 | `vectorized` | tensorflow-privacy's VectorizedDPKeras optimizer | a gradient a unit |
 | `dpkeras` | tensorflow-privacy's DPKeras optimizer | a gradient a unit |
 
-All give equal sums. tensorflow-privacy's optimizers clip here and do nothing else:
-their noise multiplier is 0, since noise is added once per logical step, whatever the
-replicas and microbatches, and their mean over units is undone, since the step divides
-by the expected batch size.
+All give equal sums. tensorflow-privacy's optimizers only clip here: noise is added once
+per logical step, which divides by the expected batch size, so their noise is 0 and
+their mean over units is undone.
+
+An engine may also be a function of (plan, batch, variables) that returns the `Clipped`
+of a whole logical batch, for losses whose rows read each other. It gets all M rows on
+every replica; what the replicas return is summed. `clipped_row_by_row` makes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -24,12 +27,11 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms, products
-from tfdpsq.privacy.jacobian import FiniteTape
+from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.spec import ENGINES
-from tfdpsq.privacy.terms import require_rows
 
-# Why tensorflow-privacy cannot be had; empty where it can. It needs TensorFlow's
+# Why tensorflow-privacy does not import; empty if it does. It needs TensorFlow's
 # estimators, which end with TensorFlow 2.15.
 MISSING = ""
 try:
@@ -44,17 +46,18 @@ try:
 except Exception as error:  # on another TensorFlow it fails in several ways
     MISSING = f"{type(error).__name__}: {error}"
 
+Batch = Mapping[str, tf.Tensor]
+
 
 class Clipped(NamedTuple):
-    """The clipped sum of one microbatch.
+    """The clipped sum of one microbatch, or of a logical batch.
 
     Attributes:
       sums: per variable, the sum of clipped gradients, float32 (float64).
       losses: [rows], one per row; not to be trusted where weights are 0.
-      complete: `True`, or a scalar bool tensor. Where that is false, some row had a
-        gradient without a finite norm; such rows, and possibly rows next to them, were
-        left out, and the caller must take the rows one by one so that only the guilty
-        ones stay out.
+      complete: `True`, or a scalar bool tensor. If false, some row had a gradient
+        without a finite norm, and its neighbours may be left out with it: the caller
+        must take the rows one by one.
     """
 
     sums: list[tf.Tensor]
@@ -62,12 +65,18 @@ class Clipped(NamedTuple):
     complete: tf.Tensor | bool
 
 
-def require_engine(engine: str) -> str:
-    """Returns the name of an engine that this environment has.
+# One of `ENGINES`, or a function that clips a whole logical batch.
+Engine = Union[str, Callable[[PrivacyPlan, Batch, Sequence[tf.Variable]], Clipped]]
+
+
+def require_engine(engine: Engine) -> Engine:
+    """Returns an engine that this environment has.
 
     Raises:
       InputError: no such engine, or tensorflow-privacy does not import.
     """
+    if callable(engine):
+        return engine
     validation.one_of("engine", engine, ENGINES)
     if MISSING and engine in ("vectorized", "dpkeras"):
         raise validation.InputError(
@@ -95,9 +104,7 @@ def clipped_sum(
       layers: the model or layers that hold `variables`; used by engine "fast".
       weights: [rows], 0 for padding rows, which contribute nothing.
     """
-    if not plan.spec.private:
-        return _plain(per_example_losses, variables, weights)
-    if engine == "fast":
+    if engine == "fast" and plan.spec.private:
         if not layers:
             raise validation.InputError(
                 'engine "fast" must know the layers that hold the weights. Pass '
@@ -112,59 +119,111 @@ def clipped_sum(
             rows_per_unit=plan.rows_clipped_together,
         )
         return Clipped(result.sums, result.losses, True)
-    if engine == "rowwise":
-        return _rowwise(plan, per_example_losses, variables, weights)
-    return _by_jacobians(engine, plan, per_example_losses, variables, weights)
-
-
-def _plain(
-    per_example_losses: Callable[[], tf.Tensor],
-    variables: Sequence[tf.Variable],
-    weights: tf.Tensor,
-) -> Clipped:
-    """The ε = ∞ baseline: the same step without clipping."""
     with tf.GradientTape() as tape:
-        losses = require_rows(per_example_losses())
-        losses = tf.where(weights > 0, losses, 0.0)
+        # A padding row's loss is exactly zero, and so is its gradient; `where` rather
+        # than a product, as 0 · NaN would not be.
+        losses = tf.where(weights > 0, require_rows(per_example_losses()), 0.0)
         total = tf.reduce_sum(losses)
+    if engine in ("vectorized", "dpkeras") and plan.spec.private:
+        return _by_tensorflow_privacy(engine, plan, tape, losses, variables)
     gradients = tape.gradient(
         total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
-    return Clipped([tf.convert_to_tensor(g) for g in gradients], losses, True)
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    if not plan.spec.private:
+        return Clipped(gradients, losses, True)
+    if losses.shape[0] != plan.rows_clipped_together:
+        raise validation.InputError(
+            f'engine "rowwise" takes one unit at a time, but microbatch_size is '
+            f"{losses.shape[0]}. Set it to {plan.rows_clipped_together}."
+        )
+    return Clipped(_clipped(gradients, plan.spec.clip_norm), losses, True)
 
 
-def _rowwise(
+def clipped_row_by_row(
     plan: PrivacyPlan,
-    per_example_losses: Callable[[], tf.Tensor],
+    losses: tf.Tensor,
+    gradient: Callable[[tf.Tensor, Sequence[tf.Variable]], Sequence[tf.Tensor]],
     variables: Sequence[tf.Variable],
     weights: tf.Tensor,
 ) -> Clipped:
-    """The clipped gradient of a microbatch that is one unit."""
-    with tf.GradientTape() as tape:
-        losses = require_rows(per_example_losses())
-        if losses.shape[0] != plan.rows_clipped_together:
-            raise validation.InputError(
-                f'engine "rowwise" takes {plan.rows_clipped_together} rows at a time, '
-                f"those of one unit, and got {losses.shape[0]}. Set microbatch_size to "
-                "that."
-            )
-        losses = tf.where(weights > 0, losses, 0.0)
-        total = tf.reduce_sum(losses)
-    gradients = tape.gradient(
-        total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    return Clipped(clipped_gradient(gradients, plan.spec.clip_norm), losses, True)
+    """Clips the gradients of rows that read each other, one row at a time.
 
+    Other engines tell gradients apart by what a layer ran on, so that each row of an
+    in-batch softmax would need a copy of the batch: n² texts at once. Here the loss
+    differentiates itself: row by row, each gradient has the size of the weights, is
+    clipped as it was computed, and added up. Memory does not grow with the batch.
 
-def clipped_gradient(
-    gradients: Sequence[tf.Tensor], clip_norm: float, counts: tf.Tensor | bool = True
-) -> list[tf.Tensor]:
-    """One gradient, clipped as it was computed; zero where its norm is not finite.
+    | what | follows from |
+    |---|---|
+    | each row adds at most C | the norm of the very numbers that are added |
+    | a row without a finite norm adds exactly zero | its own gradient alone |
+    | padding adds exactly zero | its weight 0 |
+    | sensitivity (2n - 1)·C, n the static maximum | the above, for *any* gradients |
+
+    The last line needs nothing of the loss: of two batches that differ by one row, one
+    sum has a row more (C), and every other row may turn around (2C).
+
+    Of R replicas, number r clips the rows r, r + R, r + 2R, …
 
     Args:
-      gradients: by each variable.
-      clip_norm: C, above 0.
-      counts: scalar bool; where it is false, the result is zero.
+      plan: its clip norm; for ε = ∞ nothing is clipped.
+      losses: [M] of the whole batch.
+      gradient: maps coefficients [M], constants, and variables to the gradient of
+        Σ_r coefficients[r] · losses[r] by each of them, dense.
+      variables: to differentiate by.
+      weights: [M], not above 0 for padding.
+
+    Raises:
+      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit.
+    """
+    spec, least = plan.spec, 2 * plan.max_batch_size - 1
+    if plan.rows_clipped_together > 1:
+        raise validation.InputError(
+            f"the plan clips {plan.rows_clipped_together} rows together, but rows that "
+            "read each other are clipped one by one. Use units of one row, without "
+            "num_microbatches."
+        )
+    if spec.private and spec.sensitivity_multiplier < least:
+        raise validation.InputError(
+            f"sensitivity_multiplier is {spec.sensitivity_multiplier}, but one row can "
+            f"move the sum of up to {plan.max_batch_size} rows that read each other by "
+            f"{least} clip norms. Set it to {least}, and max_batch_size to "
+            f"{plan.max_batch_size}."
+        )
+    rows = weights.shape[0]
+    replica = tf.distribute.get_replica_context()
+    first, replicas = tf.constant(0), 1
+    if replica is not None:
+        first = tf.cast(replica.replica_id_in_sync_group, tf.int32)
+        replicas = replica.num_replicas_in_sync
+    if not spec.private:
+        own = (weights > 0) & (tf.range(rows) % replicas == first)
+        sums = gradient(tf.cast(own, losses.dtype), variables)
+        return Clipped(list(sums), losses, True)
+    used = tf.reduce_max(tf.where(weights > 0, tf.range(rows) + 1, 0))
+
+    def add(row: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        found = gradient(tf.one_hot(row, rows), variables)
+        clipped = _clipped(found, spec.clip_norm, weights[row] > 0)
+        return row + replicas, *(total + one for total, one in zip(sums, clipped))
+
+    _, *sums = tf.while_loop(
+        lambda row, *_: row < used,
+        add,
+        (first, *(tf.zeros(v.shape, factored.full_dtype(v)) for v in variables)),
+        maximum_iterations=rows,
+        parallel_iterations=1,
+    )
+    return Clipped(sums, losses, True)
+
+
+def _clipped(
+    gradients: Sequence[tf.Tensor], clip_norm: float, counts: tf.Tensor | bool = True
+) -> list[tf.Tensor]:
+    """One gradient, clipped as it was computed.
+
+    It is zero where its norm is not finite, or the scalar `counts` is false.
     """
     found = [
         products.pinned(factored.full_precision(tf.convert_to_tensor(gradient)))
@@ -183,34 +242,79 @@ def clipped_gradient(
     ]
 
 
-def _by_jacobians(
+def _by_tensorflow_privacy(
     engine: str,
     plan: PrivacyPlan,
-    per_example_losses: Callable[[], tf.Tensor],
+    tape: tf.GradientTape,
+    losses: tf.Tensor,
     variables: Sequence[tf.Variable],
-    weights: tf.Tensor,
 ) -> Clipped:
-    """Clips by one of tensorflow-privacy's optimizers, which never applies anything."""
-    with tf.GradientTape() as tape:
-        # A padding row's loss is exactly zero, and so is its gradient; `where` rather
-        # than a product, as 0 · NaN would not be.
-        losses = tf.where(weights > 0, require_rows(per_example_losses()), 0.0)
-        by_unit = tf.reduce_sum(
-            tf.reshape(losses, [-1, plan.rows_clipped_together]), axis=1
-        )
-    finite_tape = FiniteTape(tape)
-    averaged = _optimizer(engine, plan.spec.clip_norm)._compute_gradients(
-        by_unit, variables, tape=finite_tape
-    )
-    units = float(by_unit.shape[0])
-    sums = [gradient * units for gradient, _ in averaged]
-    return Clipped(sums, losses, finite_tape.all_finite)
+    """Clips by an optimizer of tensorflow-privacy, which never applies anything.
 
-
-def _optimizer(engine: str, clip_norm: float) -> Any:
+    It takes the mean of a unit's losses, and of the units' clipped gradients.
+    """
+    together = plan.rows_clipped_together
+    units = losses.shape[0] // together
+    options = {"num_microbatches": units, "learning_rate": 0.0}
     base = keras.optimizers.legacy.SGD
     if engine == "vectorized":
         made = dp_optimizer_keras_vectorized.make_vectorized_keras_optimizer_class(base)
-        return made(l2_norm_clip=clip_norm, noise_multiplier=0.0, learning_rate=0.0)
-    made = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
-    return made(dp_sum_query=GaussianSumQuery(clip_norm, 0.0), learning_rate=0.0)
+        optimizer = made(
+            l2_norm_clip=plan.spec.clip_norm, noise_multiplier=0.0, **options
+        )
+    else:
+        made = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
+        query = GaussianSumQuery(plan.spec.clip_norm, 0.0)
+        optimizer = made(dp_sum_query=query, **options)
+    finite_tape = _FiniteTape(tape)
+    with tape:
+        scaled = losses * together
+    averaged = optimizer._compute_gradients(scaled, variables, tape=finite_tape)
+    sums = [gradient * float(units) for gradient, _ in averaged]
+    return Clipped(sums, losses, finite_tape.all_finite)
+
+
+class _FiniteTape:
+    """A gradient tape whose Jacobians hold no NaN and no infinity.
+
+    Clipping by norm turns one infinite entry into NaN for the whole sum. A row
+    whose gradient has no finite norm contributes zero instead.
+
+    Attributes:
+      all_finite: scalar bool, whether every row's gradient had a finite norm. If
+        false, zeroed rows may be innocent: inside one batched product 0 · NaN is NaN.
+    """
+
+    def __init__(self, tape: tf.GradientTape):
+        self._tape = tape
+        self.all_finite = tf.constant(True)
+
+    def __enter__(self) -> _FiniteTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> Any:
+        return self._tape.__exit__(*exception)
+
+    def jacobian(
+        self, target: tf.Tensor, sources: Sequence[tf.Variable], **options: Any
+    ) -> list[tf.Tensor]:
+        """Returns the tape's Jacobian, with zeros for rows whose norm is not finite."""
+        options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
+        found = self._tape.jacobian(target, sources, **options)
+        jacobians = [tf.convert_to_tensor(jacobian) for jacobian in found]
+        squared = tf.add_n(
+            [
+                tf.reduce_sum(tf.square(tf.cast(j, tf.float32)), range(1, j.shape.rank))
+                for j in jacobians
+            ]
+        )
+        finite = tf.math.is_finite(squared)
+        self.all_finite = tf.reduce_all(finite)
+        columns = [
+            tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)) for j in jacobians
+        ]
+        return [
+            products.pinned(tf.where(column, j, 0))
+            for column, j in zip(columns, jacobians)
+        ]

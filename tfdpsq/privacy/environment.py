@@ -1,7 +1,7 @@
 """Checks that there is a Keras 2 to train, when `tfdpsq.privacy` is imported.
 
-The other packages have `tfdpsq.stack`, which looks at versions alone. Where that was
-imported there is one, and TensorFlow, which takes seconds, is not imported yet.
+Where `tfdpsq.stack` was imported there is one, and TensorFlow, which takes seconds, is
+not imported yet.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ if "tfdpsq.stack" not in sys.modules:
 
 
 def warning_of_logs() -> str | None:
-    """Returns why TensorFlow may log values of rows, or `None` if it does not.
-
-    An operation that refuses a value, such as a label beyond the number of classes,
-    logs values of its whole batch as a warning, whatever becomes of the exception.
-    """
+    """Returns why TensorFlow may log values of rows, or `None` if it does not."""
     level = os.environ.get(_VARIABLE, "0") if _LEVEL is None else _LEVEL
     if level.isdigit() and int(level) >= 2:
         return None

@@ -1,15 +1,35 @@
-"""The loop of a run: draw, pay, take, save, and end as asked or diverged.
+"""The loop of a run: draw, pay, take, save, and end early if asked or diverged.
 
 Order is what the guarantee rests on. A step's rows come from the plan's sampler alone;
 the ledger holds its payment, synced to disk, before it runs; a state is saved after it.
 A kill between any two of these loses work, never a payment.
+
+Divergence: after every call of steps a run's weights are compared with infinity and
+NaN. Where they are not finite any more the run is over, as no later step can mend them,
+and the weights are set back to those of the last call after which all were finite.
+
+Privacy: which step that is follows from the iterates alone, that is from what the
+mechanism releases in each step. Choosing it, and giving out that step's weights, is
+post-processing of the whole plan's output: imagine that the remaining steps are taken
+and their output is thrown away. So the guarantee of the whole plan holds, and no
+smaller one is claimed: that training ended at step k was decided by looking at noised
+weights, which an ε of k steps does not cover. All steps of the plan are therefore paid
+for in the ledger, taken or not, and the certificate counts what is paid. The same holds
+where `on_step` stops a run.
+
+Steps between the last saved state and that call are taken again, with their rows, noise
+and dropout. They have to be the same steps, or the weights given out would be those of
+a second try, and that the first diverged would say more of the same noise; so a step
+that draws what cannot be repeated is refused (see `checks`). Two things are repeated
+only up to rounding: sums that a GPU adds up in any order (until
+`tf.config.experimental.enable_op_determinism`), and sums over another number of
+replicas. Of a first try that a kill ended, nothing leaves the private directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,12 +42,11 @@ from absl import logging
 from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, optimizers, workers
 from tfdpsq.privacy.batches import batch_of, content
-from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.privacy.randomness.sampling import Sampler
+from tfdpsq.privacy.step import CompiledSteps
 
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
@@ -44,12 +63,45 @@ REFUSED_VALUES = (
     tf.errors.UnimplementedError,
     tf.errors.UnknownError,
 )
-# Of `tf.py_function`, too, whose message may quote a row.
 _NO_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+class Preempted(Exception):
+    """Asks for a run to end before its time, and tells that it did.
+
+    Attributes:
+      executed: logical steps executed. With a directory their state is saved, and
+        the same call goes on from there.
+    """
+
+    def __init__(self, executed: int):
+        """Takes how far the run came."""
+        super().__init__(f"training was asked to end, after step {executed}")
+        self.executed = executed
+
+
+class Diverged(validation.InputError):
+    """Training diverged; the variables hold weights from before it did.
+
+    Attributes:
+      paid: steps paid for: all of the plan.
+      diverged_at: the step after which some weight was NaN or infinite.
+      weights_of: the step whose weights the variables hold; all of them are finite.
+    """
+
+    def __init__(self, paid: int, diverged_at: int, weights_of: int):
+        """Takes what was paid, and which steps."""
+        super().__init__(
+            f"training diverged: after step {diverged_at} the weights hold NaN or "
+            f"infinity. Those kept are of step {weights_of}; {paid} steps are paid "
+            "for. Lower the learning rate."
+        )
+        self.paid, self.diverged_at, self.weights_of = paid, diverged_at, weights_of
 
 
 class Kept(NamedTuple):
-    """A run's private directory, with the ledger and the seeds in it."""
+    """A run's private directory, with its ledger and seeds."""
 
     directory: str | os.PathLike
     ledger: Ledger
@@ -67,12 +119,14 @@ class Watch:
     def __init__(
         self, optimizer: Any, variables: Sequence[tf.Variable], enforce: bool = True
     ):
-        """Takes the optimizer, and all variables that a hook might set.
-
-        If `enforce` is False (ε = ∞), hooks may change anything.
-        """
+        """If `enforce` is False (ε = ∞), hooks may change anything."""
         self._optimizer, self._enforce = optimizer, enforce
         self._checksums = _checksums(variables)
+        self._known: dict[str, Any] | None = None
+
+    def forget(self) -> None:
+        """Expects changes, by a step that was taken."""
+        self._known = None
 
     @contextlib.contextmanager
     def unchanged(self, after: str) -> Iterator[None]:
@@ -87,28 +141,27 @@ class Watch:
         if not self._enforce:
             yield
             return
-        before = self._state()
+        before = self._known or self._state()
         yield
-        now = self._state()
+        self._known = self._state()
         for name, value in before.items():
-            if now[name] != value:
+            if self._known[name] != value:
                 raise validation.InputError(
-                    f"{name} changed {after}, set by on_step, before_call or a "
-                    "callback, which ε does not cover: who sets it may have seen "
-                    "losses of private rows, and a killed run could not repeat it. Do "
-                    "not release these weights. Remove what sets it (for a rate give a "
-                    "keras.optimizers.schedules.LearningRateSchedule), and run again: "
-                    "with a directory, from its last saved state."
+                    f"{name} changed {after}, set by on_step, before_step or a "
+                    "callback, which may have seen losses of private rows, and ε does "
+                    "not cover that. Do not release these weights; remove what sets it "
+                    "(for a rate give a LearningRateSchedule), and run again: with a "
+                    "directory, from its last saved state."
                 )
 
     def _state(self) -> dict[str, Any]:
         found: dict[str, Any] = dict(optimizers.settings_of(self._optimizer))
         found["iterations"] = int(tf.convert_to_tensor(self._optimizer.iterations))
-        found["a weight"] = self._checksums()
+        found["a weight"] = [int(one) for one in self._checksums()]
         return found
 
 
-def _checksums(variables: Sequence[tf.Variable]) -> Callable[[], list[int]]:
+def _checksums(variables: Sequence[tf.Variable]) -> Callable[[], list[tf.Tensor]]:
     """Returns a function that sums the bits of each variable, on its device."""
 
     @tf.function
@@ -116,91 +169,57 @@ def _checksums(variables: Sequence[tf.Variable]) -> Callable[[], list[int]]:
         found = []
         for variable in variables:
             value = tf.convert_to_tensor(variable)
-            if value.dtype == tf.string:
-                bits = tf.strings.to_hash_bucket_fast(value, 1 << 31)
-            elif value.dtype == tf.bool:
-                bits = tf.cast(value, tf.int64)
-            else:
-                bits = tf.bitcast(value, _BITS[value.dtype.size])
-            found.append(tf.reduce_sum(tf.cast(bits, tf.int64)))
+            if value.dtype.is_floating:
+                value = tf.bitcast(value, _BITS[value.dtype.size])
+            found.append(tf.reduce_sum(tf.cast(value, tf.int64)))
         return found
 
-    return lambda: [int(one) for one in sums()]
+    return sums
 
 
-_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+def _finite_check(variables: Sequence[tf.Variable]) -> Callable[[], tf.Tensor]:
+    """Returns a function that says whether all values of the variables are finite."""
 
+    @tf.function
+    def all_finite() -> tf.Tensor:
+        each = [tf.reduce_all(tf.math.is_finite(v)) for v in variables]
+        return tf.reduce_all(tf.stack(each))
 
-def value_of(variable: tf.Variable) -> np.ndarray:
-    """Returns a variable's value, also of one on several replicas."""
-    return np.asarray(tf.convert_to_tensor(variable).numpy())
+    return all_finite
 
 
 def digest_of_weights(weights: Iterable[tf.Variable]) -> str:
-    """Returns the SHA-256 of a model's weights, for its certificate.
-
-    A directory that was copied may be continued twice on other devices, with the same
-    noise and other roundings. Certificates of both then differ by it, and their costs
-    are not taken for those of one run.
-    """
+    """Returns the SHA-256 of a model's weights, for its certificate."""
     digest = hashlib.sha256()
     for variable in weights:
-        digest.update(content(value_of(variable)))
+        digest.update(content(np.asarray(tf.convert_to_tensor(variable))))
     return digest.hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Pace:
-    """Steps between two saved states, between two pauses, and in one compiled call."""
-
-    save_every: int
-    pause_every: int
-    steps_per_loop: int
-
-    def __post_init__(self) -> None:
-        """Checks that all are positive."""
-        for field in dataclasses.fields(self):
-            validation.positive_integer(field.name, getattr(self, field.name))
-
-    def after(self, done: int, end: int) -> range:
-        """The steps of the next call: none of them goes past a save or a pause."""
-        left = (every - done % every for every in (self.save_every, self.pause_every))
-        return range(done, min(done + min(self.steps_per_loop, *left), end))
-
-
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-    """Functions that the loop calls; see `train`."""
-
-    before_step: Callable[[int], None] | None
-    before_call: Callable[[range], None] | None
-    on_step: Callable[[int, float], bool | None] | None
-    preempted: Callable[[], bool] | None
-
-    def require_pace(self, pace: Pace) -> None:
-        """Refuses several steps in one call if each has to be prepared."""
-        if self.before_step is not None and pace.steps_per_loop != 1:
-            raise validation.InputError(
-                f"steps_per_loop is {pace.steps_per_loop}, but something has to be set "
-                "before every step (before_step). Set it to 1."
-            )
 
 
 @dataclasses.dataclass
 class Loop:
-    """A run of a plan on this worker; `kept` is the chief's alone."""
+    """A run of a plan on this worker; see `train`.
+
+    Attributes:
+      state: all variables that a saved state restores, the trained ones first.
+      sets_state: whether `before_step` sets some of them.
+      kept: the chief's alone.
+      tried: rows to rehearse a step with; `None` where nothing is kept, or spent.
+    """
 
     plan: PrivacyPlan
     sampler: Sampler
     take: Take
     take_steps: CompiledSteps
     state: Sequence[tf.Variable]
-    pace: Pace
-    hooks: Hooks
+    sets_state: bool
+    before_step: Callable[[int], None] | None
+    on_step: Callable[[int, float], bool | None] | None
+    save_every: int
+    steps_per_loop: int
     kept: Kept | None
     watch: Watch
-    # Takes a step that does not count; `None` where nothing is kept, or spent.
-    rehearse: Callable[[], None] | None = None
+    tried: Mapping[str, np.ndarray] | None
 
     def run(self, ends_if_diverged: bool) -> int:
         """Takes the plan's steps and returns how many are paid for.
@@ -209,97 +228,96 @@ class Loop:
           Preempted: asked to end before the last step.
           Diverged: weights were not finite, with `ends_if_diverged`.
         """
-        is_finite = finite_check(self.take_steps.variables)
+        is_finite = _finite_check(self.take_steps.variables)
         done = self._restored()
-        if self.rehearse is not None:
-            self._rehearsed(self.rehearse)
-        stop, asked = False, False
+        if self.tried is not None:
+            self._rehearse(self.tried)
         end, diverged_at = self.plan.spec.steps, 0  # both change if the run diverges
-        while done < end and not (stop or asked):
-            if self.hooks.before_step is not None:
-                self.hooks.before_step(done)
-            now = self.pace.after(done, end)
-            if self.hooks.before_call is not None and not diverged_at:
-                before = functools.partial(self.hooks.before_call, now)
-                self._watched(before, done)
+        while done < end:
+            left = self.save_every - done % self.save_every  # no call goes past a save
+            now = range(done, min(done + min(self.steps_per_loop, left), end))
+            self._prepare(now, not diverged_at)
             losses = self._take(now)
             done = now.stop
-            broken = ends_if_diverged and not diverged_at and not is_finite()
-            if self.hooks.on_step is not None and not diverged_at:
-                told = functools.partial(_told, self.hooks.on_step, now, losses)
-                stop = self._watched(told, done)
-            if (preempted := self.hooks.preempted) is not None:
-                asked = self._watched(preempted, done)
+            self.watch.forget()
+            broken = ends_if_diverged and not diverged_at and not bool(is_finite())
+            stop, asked = self._told(now, losses) if not diverged_at else (False, False)
             stop, asked, broken = workers.any_of(stop, asked, broken)
             if broken:
                 # Back to the last saved state, then on to the last finite step.
-                diverged_at, end, stop = done, now.start, False
-                if self.kept is not None:
-                    for number in range(done, self.plan.spec.steps):
-                        self.kept.ledger.pay(number)  # see `endings`
+                diverged_at, end = done, now.start
+                self._pay(range(done, self.plan.spec.steps))
                 done = self._restored()
                 continue
-            due = done == end or stop or asked or done % self.pace.save_every == 0
-            if self.kept is not None and due:
-                self._save(self.kept, done)
-        if asked and not stop and done < end:
-            raise Preempted(done)
+            if done == end or stop or asked or done % self.save_every == 0:
+                self._save(done)
+            if stop:
+                self._pay(range(done, self.plan.spec.steps))
+                break
+            if asked and done < end:
+                raise Preempted(done)
         if diverged_at:
             raise Diverged(self.plan.spec.steps, diverged_at, done)
-        kept = self.kept
-        # Steps beyond, lost to a kill and not repeated, are paid for as well.
-        executed = done if kept is None else max(done, kept.ledger.steps_paid)
-        return workers.chiefs_number(executed)
+        return self.plan.spec.steps
 
-    def _watched(self, hooks: Callable[[], Any], done: int) -> bool:
-        """Calls hooks, which may look at all and set nothing.
+    def _prepare(self, now: range, tells: bool) -> None:
+        """Calls `before_step` for the steps of a call."""
+        if self.before_step is None:
+            return
+        if self.sets_state:
+            self.before_step(now.start)
+            self.watch.forget()
+        elif tells:
+            with self.watch.unchanged(f"after step {now.start}"):
+                for step in now:
+                    self.before_step(step)
 
-        Returns whether they ask the run to end.
-        """
-        with self.watch.unchanged(f"after step {done}"):
-            return bool(hooks())
+    def _told(self, now: range, losses: Sequence[float]) -> tuple[bool, bool]:
+        """Calls `on_step`; returns whether it stops the run, or asks it to end."""
+        stop = asked = False
+        if self.on_step is not None:
+            with self.watch.unchanged(f"after step {now.stop}"):
+                for step, loss in zip(now, losses):
+                    try:
+                        stop |= self.on_step(step + 1, loss) is True
+                    except Preempted:
+                        asked = True
+        return stop, asked
+
+    def _pay(self, steps: range) -> None:
+        if self.kept is not None:
+            for number in steps:
+                self.kept.ledger.pay(number)
 
     def _take(self, now: range) -> Sequence[float]:
         """Draws the rows of these steps, pays for the steps, and takes them."""
         draws = [self.sampler.draw(number) for number in now]
+        named = f"step {now.stop}"
+        if len(now) > 1:
+            named = f"one of steps {now.start + 1} to {now.stop}, taken in one call,"
         with unquoted_values(
-            f"the rows of {_named(now)} could not be taken",
+            f"the rows of {named} could not be taken",
             "Check take. Nothing was paid for these rows.",
         ):
-            drawn = [
-                batch_of(
-                    self.take,
-                    draw,
-                    self.take_steps.rows,
-                    self.plan.spec.private,
-                )
-                for draw in draws
-            ]
-        noise = [self.take_steps.secure_noise(number) for number in now]
+            rows, private = self.take_steps.rows, self.plan.spec.private
+            drawn = [batch_of(self.take, draw, rows, private) for draw in draws]
         workers.require_same_rows(drawn)
-        if self.kept is not None:
-            for number in now:
-                self.kept.ledger.pay(number)
+        self._pay(now)
         counts = [draw.count for draw in draws]
+        spent = f"Count {now.stop} steps of this run as spent."
         with unquoted_values(
-            f"{_named(now)} could not be computed",
+            f"{named} could not be computed",
             "Check all rows, and train in a new directory; do not release these "
-            f"weights, as where training ended tells of the rows. {_spent(now)}",
+            f"weights, as where training ended tells of the rows. {spent}",
+            "Free some, or lower microbatch_size (now "
+            f"{self.take_steps.microbatch_size}), and go on. {spent}",
         ):
-            try:
-                losses = self.take_steps(drawn, counts, noise, now.start)
-            except _NO_MEMORY:
-                raise self._without_memory(now) from None
-        return losses
+            return self.take_steps(drawn, counts, now.start)
 
-    def _rehearsed(self, rehearse: Callable[[], None]) -> None:
+    def _rehearse(self, tried: Mapping[str, np.ndarray]) -> None:
         """Takes a step that does not count, before the first one is paid for.
 
-        Too little memory is what most first steps fail for. Where the system ends the
-        process for it, nothing was paid either, and `microbatch_size` can be lowered.
-
-        Raises:
-          InputError: the step found too little memory, or refused a value.
+        Too little memory is what most first steps fail for.
         """
         paid = 0 if self.kept is None else self.kept.ledger.steps_paid
         if workers.chiefs_number(paid):
@@ -308,67 +326,52 @@ class Loop:
             with unquoted_values(
                 "a step could not be tried", "Nothing was paid for these rows."
             ):
-                rehearse()
+                self.take_steps.rehearse(tried)
         except BaseException:
             if not workers.several():  # others may still wait for the step's sums
                 self._restored()
             raise
         self._restored()
 
-    def _without_memory(self, now: range) -> validation.InputError:
-        size = self.take_steps.microbatch_size
-        given = f"microbatch_size (now {size})"
-        return validation.InputError(
-            f"{_named(now)} found too little memory. Set a smaller {given} in a new "
-            "workdir or directory, or go on in this one where more memory is free. "
-            + _spent(now)
-        )
-
     def _restored(self) -> int:
         """The step to go on from, with the state set to what it was before it."""
-        start = 0
+        start: int | None = 0
         if self.kept is not None:
-            start = self._restored_by_the_chief(self.kept)
-        workers.copy_from_chief(self.state)
-        return workers.chiefs_number(start)
-
-    def _restored_by_the_chief(self, kept: Kept) -> int:
-        ledger = kept.ledger
-        trained = self.take_steps.variables  # the first of the state
-        start = checkpoint.restore(
-            kept.directory, self.state, ledger.steps_paid, ledger.run, len(trained)
-        )
-        if start is None:
-            if not finite_check(trained)():
-                raise validation.InputError(
-                    "the weights hold NaN or infinite values before the first step. "
-                    "Start from others. Nothing was paid."
-                )
-            # Also the beginning must be repeated exactly: initial weights are random.
-            self._save(kept, 0)
-            return 0
-        if start:
-            logging.info(
-                "going on after step %d of %d (%d paid for)",
-                start,
-                ledger.steps_allowed,
-                ledger.steps_paid,
+            directory, ledger, _ = self.kept
+            trained = self.take_steps.variables
+            start = checkpoint.restore(
+                directory, self.state, ledger.steps_paid, ledger.run
             )
-        return start
+            if start is None:
+                if not bool(_finite_check(trained)()):
+                    raise validation.InputError(
+                        "the weights hold NaN or infinite values before the first "
+                        "step. Start from others. Nothing was paid."
+                    )
+                # The beginning must be repeated, too: initial weights are random.
+                self._save(0)
+            elif start:
+                logging.info("going on after step %d", start)
+        workers.copy_from_chief(self.state)
+        self.watch.forget()
+        return workers.chiefs_number(start or 0)
 
-    def _save(self, kept: Kept, done: int) -> None:
-        checkpoint.save(kept.directory, done, self.state, kept.ledger.run)
+    def _save(self, done: int) -> None:
+        if self.kept is not None:
+            directory, ledger, _ = self.kept
+            checkpoint.save(directory, done, self.state, ledger.run)
 
 
 @contextlib.contextmanager
-def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
-    """While inside, errors of operations come without the value that they refuse.
-
-    TensorFlow's message quotes it, and it is a row's.
+def unquoted_values(
+    problem: str, remedy: str, memory: str | None = None
+) -> Iterator[None]:
+    """Drops the value of a row that TensorFlow quotes where an operation refuses it.
 
     Args:
       problem: what could not be done, and where.
       remedy: sentences that say what to do.
+      memory: the remedy for too little memory; `None` names the usual one.
 
     Raises:
       InputError: an operation refused a value, or found too little memory.
@@ -387,32 +390,10 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
             f"label beyond the number of classes. {remedy}"
         ) from None
     except _NO_MEMORY:
+        memory = memory or f"Lower microbatch_size or batch_size. {remedy}"
         raise validation.InputError(
-            f"{problem}: there was too little memory. Free some, or take fewer rows at "
-            f"a time, by a smaller microbatch_size or batch_size. {remedy}"
+            f"{problem}: there was too little memory. {memory}"
         ) from None
-
-
-def _told(
-    on_step: Callable[[int, float], bool | None], now: range, losses: Sequence[float]
-) -> bool:
-    """Tells `on_step` of the steps of a call; returns whether the run is to stop."""
-    return any([on_step(at + 1, loss) is True for at, loss in zip(now, losses)])
-
-
-def _named(now: range) -> str:
-    """Names the steps of one call in a message, from 1."""
-    if len(now) == 1:
-        return f"step {now.stop}"
-    return f"one of steps {now.start + 1} to {now.stop}, taken in one call,"
-
-
-def _spent(now: range) -> str:
-    """States what a run has spent at most whose call for these steps failed."""
-    return (
-        f"Count {now.stop} steps of this run as spent: the weights may be those after "
-        f"any of steps {now.start} to {now.stop}."
-    )
 
 
 @contextlib.contextmanager
@@ -425,23 +406,16 @@ def kept_in(
     """Opens the ledger and the seeds in a directory; gives `None` without one.
 
     Until a step is paid for, both are made again each time, the ledger first, and the
-    seeds name it. So a ledger's head and its seeds belong to one run, even if somebody
-    copied the directory before, or puts seeds back that were kept elsewhere.
-
-    Raises:
-      InputError: they are of another plan, other data or settings, not of one run, or
-        damaged.
+    seeds name it. So a ledger's head and its seeds belong to one run.
     """
     if directory is None:
         yield None
         return
-    # The ledger's size and times tell when steps were paid for.
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    path = os.path.join(directory, LEDGER)
     # Without a guarantee nothing is spent: a finished run may simply be done again.
     repeats = not plan.spec.private and not checkpoint.is_open(directory)
     ledger = Ledger(
-        path,
+        os.path.join(directory, LEDGER),
         plan.fingerprint,
         data_fingerprint,
         plan.spec.steps,

@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "sgd": keras.optimizers.SGD,
     "t5x_adafactor": T5XAdafactor,
 }
+_LEGACY = keras.optimizers.legacy.Optimizer
 # Steps of a schedule that are looked at.
 _LOOKS = 200
 
@@ -35,8 +36,7 @@ def require_new(optimizer: Any, steps: int) -> None:
       InputError: as above; the rate is negative or not finite at some step.
     """
     require_own("optimizer", optimizer)
-    legacy = keras.optimizers.legacy.Optimizer
-    if not isinstance(optimizer, (keras.optimizers.Optimizer, legacy)):
+    if not isinstance(optimizer, (keras.optimizers.Optimizer, _LEGACY)):
         raise validation.InputError(
             f"optimizer is a {type(optimizer).__name__}. Give a Keras optimizer, such "
             "as tf.keras.optimizers.Adam(1e-3)."
@@ -51,9 +51,10 @@ def require_new(optimizer: Any, steps: int) -> None:
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one."
         )
-    tried = np.unique(np.linspace(0, steps - 1, min(steps, _LOOKS)).astype(np.int64))
-    rate = rate_of(optimizer)
-    for step in tried.tolist() if callable(rate) else (0,):
+    rate, tried = _rate_of(optimizer), [0]
+    if callable(rate):
+        tried = np.linspace(0, steps - 1, min(steps, _LOOKS)).astype(int).tolist()
+    for step in tried:
         try:
             found = rate(tf.constant(step, tf.int64)) if callable(rate) else rate
             value = np.float32(found)
@@ -66,7 +67,7 @@ def require_new(optimizer: Any, steps: int) -> None:
             )
 
 
-def rate_of(optimizer: Any) -> Any:
+def _rate_of(optimizer: Any) -> Any:
     """Returns an optimizer's learning rate, or its schedule."""
     held = getattr(optimizer, "_hyper", None) or vars(optimizer)  # legacy, new
     rate = held.get("learning_rate", held.get("_learning_rate"))
@@ -81,7 +82,7 @@ def settings_of(optimizer: Any) -> dict[str, str]:
     try:
         config = optimizer.get_config()
     except NotImplementedError:  # of a schedule that somebody wrote
-        config = {"learning_rate": repr(rate_of(optimizer))}
+        config = {"learning_rate": repr(_rate_of(optimizer))}
     return {k: repr(v) for k, v in sorted(config.items()) if k != "jit_compile"}
 
 
@@ -91,7 +92,7 @@ def build(optimizer: Any, variables: Sequence[tf.Variable]) -> list[tf.Variable]
     Returns:
       The optimizer's variables, iterations and slots, in a fixed order.
     """
-    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+    if isinstance(optimizer, _LEGACY):
         optimizer._create_all_weights(variables)
         return list(optimizer.weights)
     optimizer.build(variables)
@@ -103,7 +104,7 @@ def apply(
 ) -> None:
     """Applies a gradient that is the same on all replicas; counts one iteration."""
     pairs = [(tf.cast(g, v.dtype), v) for g, v in zip(gradients, variables)]
-    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+    if isinstance(optimizer, _LEGACY):
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
     else:
         optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)

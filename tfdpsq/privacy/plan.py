@@ -5,34 +5,21 @@ Because all three come from one plan, what runs is what is accounted for.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import dp_accounting
 
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
-from tfdpsq.privacy.randomness import grid
-from tfdpsq.privacy.randomness.correlation import NoiseWindow
-from tfdpsq.privacy.randomness.sampling import (
-    DealtSampler,
-    Groups,
-    PoissonSampler,
-    Sampler,
-    ShuffledSampler,
-    UserSampler,
-    fresh_seed,
-)
-from tfdpsq.privacy.randomness.secure import SecureSource
+from tfdpsq.privacy.randomness import sampling, secure
 from tfdpsq.privacy.spec import PrivacySpec
 
 # Changes whenever a plan of the same numbers would run or be accounted otherwise.
-_LAW = "tfdpsq-plan/2"
+_LAW = "tfdpsq-plan/3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,80 +38,49 @@ class PrivacyPlan:
 
     @property
     def max_rows(self) -> int:
-        """R, rows of a padded logical batch: M·k, or those of all groups."""
-        if self.spec.clip_groups is not None:
-            return self.spec.clip_groups * self.group_capacity
-        return self.max_batch_size * self.spec.rows_per_unit
+        """R, rows of a padded logical batch: M·k, or all places to deal rows to."""
+        units = self.spec.num_microbatches or self.max_batch_size
+        return units * self.rows_clipped_together
 
     @property
     def group_capacity(self) -> int:
-        """Rows that one of the spec's `clip_groups` can hold.
+        """Rows that one of the spec's `num_microbatches` can hold.
 
-        Two deviations above the λ = B/G rows that are expected. Rows beyond it are left
-        out of the step: of λ = 1, 2.3 % of the rows, of λ above 2, at most 1.4 %.
+        Two deviations above the λ = B/G rows expected. Rows beyond it are left out of
+        the step: for λ = 1, 2.3 % of the rows, for λ above 2, at most 1.4 %.
         """
-        expected = self.spec.batch_size / (self.spec.clip_groups or 1)
+        expected = self.spec.batch_size / (self.spec.num_microbatches or 1)
         capacity = math.ceil(expected + 2 * math.sqrt(expected))
         return min(self.max_batch_size, capacity)
 
     @property
     def rows_clipped_together(self) -> int:
         """Neighbouring rows of a batch whose summed gradient is clipped to C."""
-        if self.spec.clip_groups is not None:
-            return self.group_capacity
-        return self.spec.rows_per_unit
+        dealt = self.spec.num_microbatches is not None
+        return self.group_capacity if dealt else self.spec.rows_per_unit
 
     @property
     def sampling_probability(self) -> float:
-        """Each unit's chance to be in one logical step, q = B/n.
-
-        With sampler "shuffled" these chances depend on each other from step to
-        step, and no accounting uses them: see `event`.
-        """
+        """Each unit's chance to be in a step, q = B/n; not accounted if shuffled."""
         return self.spec.batch_size / self.spec.num_units
 
     @property
     def sensitivity(self) -> float:
-        """Δ: how far one unit can move the sum of clipped gradients, in L2.
-
-        With `secure` of the sum on its grid, which rounding can move a little further.
-        """
+        """Δ: how far one unit can move the sum (on its grid, with `secure`), in L2."""
         of_sum = self.spec.sensitivity_multiplier * self.spec.clip_norm
-        return of_sum if self.grid_step is None else of_sum * (1 + grid.ROUNDING)
+        return of_sum if self.grid_step is None else of_sum * (1 + secure.ROUNDING)
 
     @property
     def grid_step(self) -> float | None:
         """γ, of which sums and noise are multiples; `None` without `secure`."""
         if not (self.spec.secure and self.spec.private):
             return None
-        return grid.grid_step(self.spec.sensitivity_multiplier * self.spec.clip_norm)
+        return secure.grid_step(self.spec.sensitivity_multiplier * self.spec.clip_norm)
 
     @property
     def noise_stddev(self) -> float:
-        """σΔ: deviation of the noise on each coordinate of the summed gradient.
-
-        Of noise that cancels over steps, that of the independent noise it is made of.
-        """
+        """σΔ: deviation of the noise on each coordinate of the summed gradient."""
         return self.noise_multiplier * self.sensitivity
-
-    @property
-    def noise_window(self) -> NoiseWindow | None:
-        """Where noise cancels over steps; `None` for independent noise."""
-        if self.spec.noise_window is None or not self.spec.private:
-            return None
-        epoch = self.spec.num_units // self.spec.batch_size
-        return NoiseWindow(min(self.spec.noise_window, epoch), epoch)
-
-    @property
-    def untaken_step(self) -> int:
-        """The number of a step that shares no draw of noise with those of the plan."""
-        if self.noise_window is None:
-            return self.spec.steps
-        epoch = self.noise_window.steps_per_epoch
-        touched = accounting.epochs_touched(
-            self.spec.num_units, self.spec.batch_size, self.spec.steps
-        )
-        return epoch * (touched + 1) - 1
 
     @property
     def fingerprint(self) -> str:
@@ -136,78 +92,61 @@ class PrivacyPlan:
             "noise_multiplier": self.noise_multiplier,
             "law": _LAW,
         }
-        # Numbers of numpy count as what they are equal to.
+        # NumPy's numbers count as what they are equal to.
         text = json.dumps(content, sort_keys=True, default=lambda value: value.item())
         return hashlib.sha256(text.encode()).hexdigest()
 
     def sampler(
         self,
         units: int | None = None,
-        seed: int | SecureSource | None = None,
-        groups: Groups | None = None,
-    ) -> Sampler:
+        seed: int | secure.SecureSource | None = None,
+        groups: sampling.Groups | None = None,
+    ) -> sampling.Sampler:
         """The sampler that the accounting assumes.
 
         Args:
-          units: how many units the data have; `None` takes the number of groups,
-            or n.
-          seed: secret; `None` takes fresh entropy. Only tests fix it.
+          units: how many units the data have; `None` takes n, and `groups` their own.
+          seed: secret; fresh unless a test fixes it.
           groups: the rows of each user; for unit "user" and only for that.
 
         Raises:
-          InputError: more units than n, or another number where n is declared to
-            be exact; groups that are missing, or of another number of units.
+          InputError: more units than n, or another number than an exact n; `groups`
+            without unit "user", or the reverse.
         """
         spec = self.spec
         if (groups is None) == (spec.unit == "user"):
             raise validation.InputError(
-                f"unit is {spec.unit!r}, but groups "
-                + (
-                    "is None: give the rows of each user, as by Groups.of(labels)."
-                    if groups is None
-                    else "were given: leave them out, or set unit to 'user'."
-                )
+                f"unit is {spec.unit!r} and groups {'' if groups is None else 'not '}"
+                "None. Give Groups.of(labels) with unit 'user', and only with it."
             )
-        if groups is not None and units not in (None, len(groups)):
-            raise validation.InputError(
-                f"units is {units}, but groups has {len(groups)}. Leave units out."
-            )
-        if units is None:
-            units = spec.num_units if groups is None else len(groups)
+        if groups is not None:
+            units = len(groups)
+        units = spec.num_units if units is None else units
         if units > spec.num_units or (spec.n_is_public and units != spec.num_units):
+            # A number that is not public is not quoted.
+            found = f"{units} units" if spec.n_is_public else "more units than that"
+            exact = "the exact number" if spec.n_is_public else "a bound"
             raise validation.InputError(
-                (
-                    f"the data have {units} units, but num_units is {spec.num_units}, "
-                    "declared to be exact by n_is_public."
-                    if spec.n_is_public  # else their number is not released
-                    else "the data have more units than num_units, a bound of "
-                    f"{spec.num_units}."
-                )
-                + " Make a plan whose num_units fits the data."
+                f"num_units is {spec.num_units}, {exact}, but the data have {found}. "
+                "Make a plan whose num_units fits the data."
             )
-        if spec.secure and not isinstance(seed, SecureSource):
-            seed = SecureSource(fresh_seed(secure=True) if seed is None else seed)
-        chosen: PoissonSampler | ShuffledSampler
+        seed = sampling.fresh_seed(spec.secure) if seed is None else seed
+        if spec.secure and not isinstance(seed, secure.SecureSource):
+            seed = secure.SecureSource(seed)
+        poisson = sampling.PoissonSampler(
+            units, self.sampling_probability, self.max_batch_size, seed
+        )
+        if dealt := spec.num_microbatches:  # the spec's sampler is "poisson"
+            return sampling.DealtSampler(poisson, dealt, self.group_capacity)
+        chosen: sampling.UnitSampler = poisson
         if spec.sampler == "shuffled":
-            chosen = ShuffledSampler(units, spec.batch_size, seed)
-        else:
-            chosen = PoissonSampler(
-                units, self.sampling_probability, self.max_batch_size, seed
-            )
-        if spec.clip_groups is not None:  # the spec lets it be for Poisson draws only
-            return DealtSampler(
-                cast(PoissonSampler, chosen), spec.clip_groups, self.group_capacity
-            )
+            chosen = sampling.ShuffledSampler(units, spec.batch_size, seed)
         if groups is None:
             return chosen
-        return UserSampler(chosen, groups, spec.rows_per_unit)
+        return sampling.UserSampler(chosen, groups, spec.rows_per_unit)
 
     def event(self, steps: int) -> dp_accounting.DpEvent:
-        """The event of `steps` executed logical steps, truncation apart.
-
-        For Poisson batches that many Poisson-subsampled Gaussian releases; for
-        shuffled ones a Gaussian release for every epoch they touch.
-        """
+        """The event of `steps` executed logical steps, truncation apart."""
         if not self.spec.private and steps:
             return dp_accounting.NonPrivateDpEvent()
         return accounting.training_event(self.noise_multiplier, *self.releases(steps))
@@ -216,14 +155,12 @@ class PrivacyPlan:
         """With which probability, and how often, `steps` steps can show a unit.
 
         Returns:
-          (q, `steps`) for Poisson batches, and for shuffled ones (1, E), with E
-          the number of epochs touched.
+          (q, `steps`) for Poisson batches; (1, epochs touched) for shuffled ones.
         """
         if self.spec.sampler == "poisson":
             return self.sampling_probability, steps
-        return 1.0, accounting.epochs_touched(
-            self.spec.num_units, self.spec.batch_size, steps
-        )
+        steps_per_epoch = self.spec.num_units // self.spec.batch_size
+        return 1.0, -(-steps // steps_per_epoch)  # an epoch begun counts in full
 
     def truncation_delta(self, steps: int) -> float:
         """The part of δ that truncating `steps` batches uses up."""
@@ -239,60 +176,26 @@ class PrivacyPlan:
         What truncating these steps costs is taken off δ first. It does not depend
         on ε, so both accountants are left with the same δ.
 
-        Args:
-          steps: logical steps executed so far.
-          accountant: "pld" or "rdp"; `None` takes the spec's.
-
-        Raises:
-          InputError: more steps than the plan covers, or another accountant.
-        """
-        if accountant is not None:
-            validation.one_of("accountant", accountant, accounting.ACCOUNTANTS)
-        if steps > self.spec.steps:
-            raise validation.InputError(
-                f"{steps} steps were executed but the plan covers "
-                f"{self.spec.steps}: more would spend more than epsilon = "
-                f"{self.spec.epsilon}. Make a plan for {steps} steps instead."
-            )
-        if steps == 0:
-            return 0.0
-        return epsilon_of_runs(
-            [(self, steps)],
-            self.spec.target_delta,
-            accountant or self.spec.accountant,
-        )
-
-    def epsilon_so_far(self, steps: int) -> float:
-        """A bound on `epsilon(steps)`, cheap enough to be asked for during training.
-
-        | steps        | what it is                                                |
-        |--------------|-----------------------------------------------------------|
-        | 0            | 0                                                         |
-        | all          | `epsilon(steps)`, by the spec's accountant                |
-        | in between   | ε by RDP, or that of all steps where that is less         |
-
-        Either is never less than what is spent: RDP is a bound by itself, whichever
-        accountant the spec names, and ε of a part is at most that of the whole. A
-        call takes below a millisecond, the first one up to a second.
-
-        Args:
-          steps: logical steps executed so far.
-
         Raises:
           InputError: more steps than the plan covers.
         """
-        everything = self.spec.steps
-        if not 0 < steps < everything or not self.spec.private:
+        if steps > self.spec.steps:
+            raise validation.InputError(
+                f"{steps} steps were executed but the plan covers {self.spec.steps}. "
+                f"Make a plan for {steps} steps instead."
+            )
+        accountant = accountant or self.spec.accountant
+        runs = [(self, steps)] if steps else []
+        return epsilon_of_runs(runs, self.spec.target_delta, accountant)
+
+    def epsilon_so_far(self, steps: int) -> float:
+        """A bound on `epsilon(steps)` in about a millisecond, as training goes on.
+
+        ε by RDP, or that of all steps where that is less; both bound what is spent.
+        """
+        if not 0 < steps < self.spec.steps:
             return self.epsilon(steps)
-        whole = self.epsilon(everything)
-        left = self.spec.target_delta - self.truncation_delta(steps)
-        if left <= 0:  # as in `epsilon_of_runs`
-            return whole
-        probability, releases = self.releases(everything)
-        part = accounting.epsilon_of_first(
-            self.noise_multiplier, probability, releases, self.releases(steps)[1], left
-        )
-        return min(part, whole)
+        return min(self.epsilon(steps, "rdp"), self.epsilon(self.spec.steps))
 
 
 def epsilon_of_runs(
@@ -300,32 +203,25 @@ def epsilon_of_runs(
 ) -> float:
     """ε at δ of several runs on the same units, by composing their events.
 
+    Infinite for a run without privacy, or where truncation uses up δ.
+
     Args:
       runs: (plan, logical steps executed) of each.
       delta: δ of all together; what truncating their batches costs is taken off it.
       accountant: "pld" or "rdp".
-
-    Returns:
-      ε; infinite for a run without privacy, or where truncation uses up δ.
     """
     if not all(plan.spec.private for plan, _ in runs):
         return math.inf
     left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)
     if left <= 0:  # not so in what `make_plan` makes
         return math.inf
-    times: collections.Counter[tuple[float, float]] = collections.Counter()
-    for plan, steps in runs:
-        probability, releases = plan.releases(steps)
-        times[plan.noise_multiplier, probability] += releases
-    events = tuple(sorted((*event, count) for event, count in times.items()))
-    return accounting.composed_epsilon(events, left, accountant)
+    events = sorted((plan.noise_multiplier, *plan.releases(n)) for plan, n in runs)
+    return accounting.composed_epsilon(tuple(events), left, accountant)
 
 
-# Of more, accounting takes minutes, and `verify` takes no certificate: see
-# `proof.verification`.
-MOST_EPSILON = 300.0
-# By RDP. Such an ε promises nothing, and PLD of many such releases takes gigabytes.
-LARGEST_EPSILON = 500.0
+# By the spec's accountant, and by RDP. A larger ε promises nothing, takes PLD minutes
+# and gigabytes, and so could not be verified.
+MOST_EPSILON, LARGEST_EPSILON = 300.0, 500.0
 
 
 def make_plan(spec: PrivacySpec) -> PrivacyPlan:
@@ -335,15 +231,16 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
       InputError: no noise reaches the target, which may be MOST_EPSILON at most, and
         LARGEST_EPSILON by RDP; or truncation alone uses up δ.
     """
-    if spec.private and spec.epsilon > MOST_EPSILON:
-        raise validation.InputError(
-            f"epsilon is {spec.epsilon:g}; it may be {MOST_EPSILON:g} at most, as more "
-            "protects nothing and its certificate could not be verified. Lower it, or "
-            "use math.inf to train without privacy."
-        )
     plan = PrivacyPlan(spec, max_batch_size_of(spec), 0.0)
     if not spec.private:
         return plan
+    too_much = (
+        f"epsilon is {spec.epsilon:g}, which protects nothing and could not be "
+        f"verified. Lower it to at most {MOST_EPSILON:g}, and {LARGEST_EPSILON:g} by "
+        "RDP, or set it to math.inf to train without privacy."
+    )
+    if spec.epsilon > MOST_EPSILON:
+        raise validation.InputError(too_much)
     price = plan.truncation_delta(spec.steps)
     if price >= spec.target_delta:
         raise validation.InputError(
@@ -358,14 +255,8 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
         spec.accountant,
     )
     plan = dataclasses.replace(plan, noise_multiplier=sigma)
-    by_rdp = plan.epsilon(spec.steps, "rdp")
-    if not by_rdp <= LARGEST_EPSILON:
-        raise validation.InputError(
-            f"epsilon is {spec.epsilon:g}, which by RDP is {by_rdp:.3g}; it may be "
-            f"{LARGEST_EPSILON:g} at most by that, as more protects nothing and its "
-            "certificate could not be verified. Lower it, or use math.inf to train "
-            "without privacy."
-        )
+    if not plan.epsilon(spec.steps, "rdp") <= LARGEST_EPSILON:
+        raise validation.InputError(too_much)
     spent = plan.epsilon(spec.steps)
     if spent > spec.epsilon:  # a guarantee that is not true must never leave here
         raise AssertionError(f"calibrated to {spent} > {spec.epsilon}: {spec}")
@@ -377,5 +268,5 @@ def max_batch_size_of(spec: PrivacySpec) -> int:
     if spec.sampler == "shuffled":
         return spec.batch_size
     return spec.max_batch_size or accounting.choose_max_batch_size(
-        spec.num_units, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
+        spec.num_units, spec.batch_size, spec.steps, spec.target_delta
     )

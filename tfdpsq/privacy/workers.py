@@ -27,8 +27,8 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy.batches import content
 
-# Numbers sent at a time, 16 bits in each.
-_CHUNK = 1 << 22
+# Bytes sent at a time.
+_CHUNK = 1 << 23
 
 
 def several() -> bool:
@@ -42,31 +42,8 @@ def is_chief() -> bool:
     return bool(tf.distribute.get_strategy().extended.should_checkpoint)
 
 
-def from_chief(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The chief's values, to the last bit.
-
-    Args:
-      arrays: of the same shapes and types on all workers; only the chief's values
-        count. Any type of a fixed size.
-
-    Returns:
-      The chief's arrays.
-    """
-    if not several():
-        return list(arrays)
-    given = [np.asarray(array) for array in arrays]
-    sent = b"".join(array.tobytes() for array in given)
-    received = _from_chief(sent)
-    values, start = [], 0
-    for array in given:
-        own = received[start : start + array.nbytes]
-        values.append(np.frombuffer(own, array.dtype).reshape(array.shape).copy())
-        start += array.nbytes
-    return values
-
-
 def copy_from_chief(variables: Sequence[tf.Variable]) -> None:
-    """Sets the variables to the chief's values.
+    """Sets the variables to the chief's values, to the last bit.
 
     Args:
       variables: made in the strategy's scope, in the same order on all workers.
@@ -74,18 +51,21 @@ def copy_from_chief(variables: Sequence[tf.Variable]) -> None:
     if not several():
         return
     for variable in variables:
-        (value,) = from_chief([variable.numpy()])
-        variable.assign(value)
+        own = variable.numpy()
+        sent = own.tobytes()
+        received = b"".join(
+            _from_chief(sent[at : at + _CHUNK]) for at in range(0, len(sent), _CHUNK)
+        )
+        variable.assign(np.frombuffer(received, own.dtype).reshape(own.shape))
 
 
 def chiefs_number(number: int) -> int:
     """The chief's number, from 0 and below 2^256."""
-    own = np.frombuffer(int(number).to_bytes(32, "big"), np.uint8)
-    return int.from_bytes(from_chief([own])[0].tobytes(), "big")
+    return int.from_bytes(_from_chief(int(number).to_bytes(32, "big")), "big")
 
 
 def gathered(message: bytes) -> list[bytes]:
-    """Gathers what each replica's worker says, in the order of replicas.
+    """Gathers what each replica's worker says, the chief's first.
 
     All workers must call it, so it is a place where they wait for each other.
 
@@ -94,15 +74,12 @@ def gathered(message: bytes) -> list[bytes]:
     """
     if not several():
         return [message]
-    size = len(message)
-    pieces = np.frombuffer(message, np.uint8).astype(np.float32)
+    own = np.frombuffer(message, np.uint8)
 
     def own_row(replica: int, replicas: int) -> np.ndarray:
-        rows = np.zeros([replicas, size], np.float32)
-        rows[replica] = pieces
-        return rows
+        return own * (np.arange(replicas) == replica)[:, np.newaxis]
 
-    return [row.astype(np.uint8).tobytes() for row in _summed(own_row)]
+    return [row.tobytes() for row in _summed(own_row)]
 
 
 def any_of(*flags: bool) -> list[bool]:
@@ -115,9 +92,8 @@ def require_same(digest: bytes, what: str) -> None:
     """Ends all workers where one has something else than the others."""
     if len(set(gathered(digest))) > 1:
         raise validation.InputError(
-            f"{what} are not the same on all workers, so that they would take "
-            "different steps. Start all of them with the same command, code and "
-            "data. Nothing was paid for this."
+            f"{what} are not the same on all workers. Start all of them with the same "
+            "command, code and data. Nothing was paid for this."
         )
 
 
@@ -135,30 +111,25 @@ def require_same_rows(batches: Sequence[Mapping[str, np.ndarray]]) -> None:
     require_same(digest.digest(), "the rows of a step")
 
 
-def _from_chief(sent: bytes) -> bytes:
-    numbers = np.frombuffer(sent + b"\0" * (len(sent) % 2), np.uint16)
-    received = []
-    for start in range(0, len(numbers), _CHUNK):
-        part = numbers[start : start + _CHUNK].astype(np.float32)
-
-        def of(replica: int, _: int, part: np.ndarray = part) -> np.ndarray:
-            # The chief's first replica is the first of all.
-            return np.zeros_like(part) if replica else part
-
-        received.append(_summed(of).astype(np.uint16))
-    return np.concatenate([*received, np.zeros(0, np.uint16)]).tobytes()[: len(sent)]
+def _from_chief(message: bytes) -> bytes:
+    if not several():
+        return message
+    own = np.frombuffer(message, np.uint8)
+    # The chief's first replica is the first of all.
+    return _summed(lambda replica, _: own * (replica == 0)).tobytes()
 
 
 def _summed(of: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """The sum over all replicas of `of(replica, replicas)`, float32.
+    """The sum over all replicas of `of(replica, replicas)`, bytes of which one counts.
 
-    Not of integers, which not every device adds up: 16 bits are exact in float32, and
-    stay so as all others add zeros.
+    In float32, where it is exact: not every device adds up integers.
     """
     strategy = tf.distribute.get_strategy()
     values = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(
-            of(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+            of(context.replica_id_in_sync_group, context.num_replicas_in_sync),
+            tf.float32,
         )
     )
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy()
+    total = strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
+    return total.numpy().astype(np.uint8)

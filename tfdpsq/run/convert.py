@@ -59,7 +59,7 @@ from tfdpsq.generator.checkpoints import (
     weights,
 )
 from tfdpsq.privacy import read_certificate
-from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.retriever import onnx_export
 from tfdpsq.run.core import (
     command,
@@ -275,7 +275,7 @@ def _write_records(
     if compared is not None:
         write_json(partial / COMPARISON_FILE, compared)
     records.write_certificate(partial, certificate)
-    marked = any((partial / name).is_file() for name in certificate_files.CONFIGS)
+    marked = any((partial / name).is_file() for name in certificates.CONFIGS)
     if output.guarantee == releases.PRIVATE or (certificate and not marked):
         config = {"input": os.path.abspath(source), "format": form}
         inputs = {"input": workdir.model_fingerprint(source)}

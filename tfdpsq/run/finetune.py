@@ -104,8 +104,6 @@ SETTINGS: settings.Declaration = {
     **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     **training_settings.privacy_settings(),
-    # Steps of an epoch over which noise cancels, with sampler "shuffled"; 0: none.
-    "noise_window": settings.Integer(0, 0, settings.STEPS),
     # Clip each variable by itself, to its share of the clip norm.
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
@@ -122,7 +120,6 @@ ACTING = (
     acting.Only("lora.alpha lora.targets", "lora.rank"),
     acting.Only("user_field", "unit", ("user",)),
     acting.Only("continues", "init"),
-    acting.Only("noise_window", "sampler", ("shuffled",)),
     *training_settings.OPTIMIZER_ACTING,
 )
 
@@ -243,8 +240,7 @@ def _make(
                 config.microbatch_size,
                 layers=[model],
                 engine=config.engine,
-                units=units.count,
-                groups=units.groups,
+                units=units,
                 directory=context.run_dir,
                 data_fingerprint=context.inputs["pairs"],
                 save_every=config.save_every,

@@ -225,8 +225,7 @@ def _noisy_counts(
         take,
         min(microbatch_size, plan.max_rows),
         layers=[layer],
-        units=units.count,
-        groups=units.groups,
+        units=units,
         save_every=1,
         **kept,
     )

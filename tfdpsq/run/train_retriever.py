@@ -102,10 +102,10 @@ _NEGATIVES = ("public_negatives",)
 ACTING = (
     acting.Only("rows_at_a_time", "method", ("plain",)),
     acting.Only("microbatch_size", "method", retriever.METHODS),
-    acting.Only("clip_groups", "method", ("microbatch",)),
+    acting.Only("num_microbatches", "method", ("microbatch",)),
     acting.Only("negatives refresh_every most_documents", "method", _NEGATIVES),
-    # "naive" differentiates itself.
-    acting.Only("engine", "method", ("microbatch", *_NEGATIVES)),
+    # "naive" differentiates itself, and "microbatch" has its engine.
+    acting.Only("engine", "method", _NEGATIVES),
     acting.Only("hard_negatives.*", "hard_negatives.run"),
     acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
     acting.Only("continues", "method", retriever.METHODS),

@@ -39,6 +39,7 @@ from absl import app, flags
 
 from tfdpsq import validation
 from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.ledger import read_ledger
 from tfdpsq.run.core import command, spending
 
@@ -106,7 +107,7 @@ def verify(
         for name, each in found.items()
         for digest, certificate in each.certificates.items()
     ]
-    read.sort(key=lambda item: -len([*budget.parents_of(item[2])]))
+    read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
     for name, places, certificate in read:
         lines += _one(places, certificate, ledgers, problems)
         _add(logs, name, certificate)
@@ -158,7 +159,7 @@ def _one(
         problems += [f"{path}: {difference}" for difference in differences]
     if not certificate["private"]:
         return [*lines, "  agrees with itself, and guarantees nothing"]
-    runs = 1 + sum(1 for _ in budget.parents_of(certificate))
+    runs = 1 + sum(1 for _ in certificates.parents_of(certificate))
     which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
     return [*lines, f"  holds: it agrees with itself (compared with {which})"]
 
@@ -186,11 +187,11 @@ def _claims(
 
 def _declared(certificate: Mapping[str, Any]) -> list[str]:
     """Returns lines on what the stated epsilon rests on and nothing checks."""
-    runs = budget.runs_of(certificate)
+    runs = certificates.runs_of(certificate)
     if len(budget.sharing(runs)) < 2:
         return []
     shared = {"time": "query", "user": "user"}
-    chain = (certificate, *budget.parents_of(certificate))
+    chain = (certificate, *certificates.parents_of(certificate))
     found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
     units = " and no ".join(dict.fromkeys(found))
     return [
@@ -205,9 +206,12 @@ def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
         return
     if not certificate["private"]:
         return
-    runs = budget.runs_of(certificate)
+    runs = certificates.runs_of(certificate)
+    pairs = {run.pairs for run in runs}
     for log in logs:
-        if log.name == name and not budget.difference(log.runs, runs, bool(name)):
+        # The same pairs have another fingerprint in every private directory.
+        one_log = name or {run.pairs for run in log.runs} & pairs - {None}
+        if log.name == name and one_log and not budget.difference([*log.runs, *runs]):
             log.runs += runs
             return
     logs.append(_Log(name, runs))
@@ -227,13 +231,13 @@ def _totals(
             problems.append(str(error))
             return lines
         label = log.name or f"log {number}"
+        unit = log.runs[0].plan.spec.unit
+        adjacency = budget.adjacency_of(log.runs)
         if label in composed:
-            label = f"{label} ({total.unit}, {total.adjacency})"
+            label = f"{label} ({unit}, {adjacency})"
         composed[label] = log
         runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
-        lines.append(
-            f"{label}, {runs}, unit {total.unit}, {total.adjacency}: {_epsilon(total)}"
-        )
+        lines.append(f"{label}, {runs}, unit {unit}, {adjacency}: {_epsilon(total)}")
     if len(composed) < 2:
         return lines
     if not disjoint:
@@ -272,7 +276,7 @@ def _epsilon(total: budget.Total) -> str:
         f"epsilon {total.epsilon_pld:.6g} by PLD, {total.epsilon_rdp:.6g} by RDP, "
         f"at delta {total.delta:.3g}"
     )
-    if total.rests_on_declarations:
+    if total.runs_of_one_unit < total.runs:
         composed += ", with logs apart as they were declared"
     conditions = []
     if total.runs_of_one_unit > 1:

@@ -11,17 +11,21 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
-from tfdpsq.privacy.fast.recorder import Recorder, replaced
+from tfdpsq.privacy.fast.recorder import Recorder, UncoveredError, replaced
 from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
 from tfdpsq.rematerialization import rematerialized
 
 
-def converted(function: Callable) -> Callable:
+def converted(function: Callable, context: Any = None) -> Callable:
     """Converts a caller's function, which may branch on tensors, by autograph.
 
     This package's own code needs none, and is traced a third faster without.
+
+    Args:
+      function: the caller's.
+      context: autograph's; that of the calling code by default.
     """
-    context = tf.__internal__.autograph.control_status_ctx()
+    context = context or tf.__internal__.autograph.control_status_ctx()
     return tf.__internal__.autograph.tf_convert(function, context)
 
 
@@ -36,27 +40,16 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
     Args:
       layers: models and layers; those inside them, however deep, count too.
       recorder: what the rules write to.
-
-    Raises:
-      InputError: a layer's `call` has been replaced already: by another capture
-        that is still open, or by hand.
     """
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
             call = _recorded(layer, recorder)
-            if call is None or not (
+            if call is not None and (
                 couples_examples(layer) or _has_wanted_weight(layer, recorder)
             ):
-                continue
-            if "call" in vars(layer):
-                raise validation.InputError(
-                    f"layer {layer.name!r} has a call of its own, set on the object. "
-                    "Make a subclass and register a rule for it; and let one capture "
-                    "end before the next begins."
-                )
-            # Plain Python about tensors: nothing in it needs converting.
-            call = tf.autograph.experimental.do_not_convert(call)
-            stack.enter_context(replaced(layer, call=call))
+                # Plain Python about tensors: nothing in it needs converting.
+                call = tf.autograph.experimental.do_not_convert(call)
+                stack.enter_context(replaced(layer, call=call))
         yield
 
 
@@ -87,9 +80,9 @@ def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
             modules = (root, *root.submodules)
         except ValueError as error:  # Keras's recurrent cells that drop
             raise validation.InputError(
-                f"the parts of {root.name!r} cannot be listed. Recurrent "
-                "layers with recurrent_dropout keep their masks in such a way, cells "
-                "with dropout, too: set both to 0, and use a Dropout layer."
+                f"the parts of {root.name!r} cannot be listed, as of recurrent layers "
+                "with dropout. Set their dropout and recurrent_dropout to 0, and use a "
+                "Dropout layer."
             ) from error
         for module in modules:
             if isinstance(module, keras.layers.Layer):
@@ -100,17 +93,15 @@ def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
 def _has_wanted_weight(layer: keras.layers.Layer, recorder: Recorder) -> bool:
     for part in flatten([layer]):
         # Attributes, too: a layer may go by a weight that belongs to another.
-        held = (
+        held = [
             value for value in vars(part).values() if isinstance(value, tf.Variable)
-        )
+        ]
         if any(recorder.wants(weight) for weight in (*part._trainable_weights, *held)):
             return True
     return False
 
 
-def _recorded(
-    layer: keras.layers.Layer, recorder: Recorder
-) -> Callable[..., object] | None:
+def _recorded(layer: keras.layers.Layer, recorder: Recorder) -> Callable | None:
     """Returns the replacement of the layer's `call`, or None."""
     rule = rule_for(layer)
     if rule is not None:
@@ -121,42 +112,51 @@ def _recorded(
     return None
 
 
-def _by_rule(
-    layer: keras.layers.Layer, rule: Rule, recorder: Recorder
-) -> Callable[..., object]:
-    own_call = type(layer).call
-    if recorder.comparing:  # converted, as Keras converts what it calls
-        own_call = tf.__internal__.autograph.tf_convert(own_call, recorder.comparing)
-
-    @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
+def _by_rule(layer: keras.layers.Layer, rule: Rule, record: Recorder) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(recorder.of_known_rows, args))
-        with recorder.running(layer):
-            output = rule(recorder, layer, *args, **kwargs)
+        for part in tf.nest.flatten(args):
+            if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
+                raise UncoveredError(
+                    f"layer {layer.name!r} got a {type(part).__name__}, and rules are "
+                    "for dense tensors. Pad ragged rows and make sparse ones dense."
+                )
+        args = tuple(_of_known_rows(value, record) for value in args)
+        with replaced(record, layer=layer):
+            output = rule(record, layer, *args, **kwargs)
         # A layer made of layers may hold dropout, and its parts are compared.
-        if recorder.comparing and not layer.submodules:
-            with recorder.off_tape():
-                own = own_call(layer, *args, **kwargs)
-            recorder.compare(layer, output, own)
+        if record.comparing and not layer.submodules:
+            own = converted(type(layer).call, record.comparing)
+            _compare(record, layer, output, own(layer, *args, **kwargs))
         return output
 
     return call
 
 
-def _recorded_again(
-    layer: keras.layers.Layer, record: Recorder
-) -> Callable[..., object]:
+def _of_known_rows(value: Any, record: Recorder) -> Any:
+    """A layer's input with its number of rows, which `TextVectorization` loses."""
+    unknown = tf.is_tensor(value) and value.shape.rank and value.shape[0] is None
+    if not unknown or not record.rows:
+        return value
+    return tf.ensure_shape(value, [record.rows * record.folded, *value.shape[1:]])
+
+
+def _compare(record: Recorder, layer: keras.layers.Layer, one: Any, other: Any) -> None:
+    """Notes how far two outputs of a layer differ, relative to the larger."""
+    for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
+        a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+        size = tf.maximum(tf.reduce_max(tf.abs(b)), 1e-30)
+        record.mismatches.append((layer.name, tf.reduce_max(tf.abs(a - b)) / size))
+
+
+def _recorded_again(layer: keras.layers.Layer, record: Recorder) -> Callable:
     """Replaces the `call` of a layer that is rematerialised.
 
     In the forward pass such a layer keeps nothing, factors included. When its gradient
     is asked for it runs again, now by the rules of the layers inside and on a tape of
     its own, and what every example's gradient is made of is known as soon as that
     part's backward pass is done. What is small, as a LoRA update's gradients are, is
-    formed right then; large factors must be kept until all norms are known.
-
-    Args:
-      layer: with `rematerialize` and `pieces`; see `tfdpsq.rematerialization`.
-      record: what the rules of the layers inside write to.
+    formed right then; large factors must be kept until all norms are known. See
+    `tfdpsq.rematerialization` for `rematerialize` and `pieces`.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -166,7 +166,7 @@ def _recorded_again(
             return function(*tensors)
 
         def silent(*given: Any) -> Any:
-            with record.silent():
+            with replaced(record, silent=True):
                 return function(*given)
 
         return rematerialized(silent, tensors, differentiate(function))
@@ -175,20 +175,20 @@ def _recorded_again(
         def gradients_of(_: Any, given: Any, upstream: Any, variables: Any) -> Any:
             sources = [tensor for tensor in given if tensor.dtype.is_floating]
             by_source: list[tf.Tensor | None] = []
-            tape = tf.GradientTape()
-            with record.part(tape):
-                with tape, capture(layer.submodules, record):
+            with tf.GradientTape() as tape:
+                part = Recorder(tape, record.variables, record.rows)
+                with capture(layer.submodules, part):
                     tape.watch(sources)
                     outputs = tf.nest.flatten(function(*given))
 
-                def gradients_by(targets: Any) -> Any:
-                    found = tape.gradient(
-                        outputs, [*sources, *targets], output_gradients=list(upstream)
-                    )
-                    by_source.extend(found[: len(sources)])
-                    return found[len(sources) :]
+            def gradients_by(targets: Any) -> Any:
+                found = tape.gradient(
+                    outputs, [*sources, *targets], output_gradients=list(upstream)
+                )
+                by_source.extend(found[: len(sources)])
+                return found[len(sources) :]
 
-                record.finish_part(gradients_by)
+            record.adopt(part, gradients_by)
             # The rules have seen to every variable.
             return [*by_source, *(None for _ in variables)]
 

@@ -30,7 +30,7 @@ product of the factors with all examples stacked, c_i multiplied into the smalle
 of the two. No second backward pass takes place.
 
 Everything here is in float32 (float64 for float64 factors), whatever the layers compute
-in; how precisely a device multiplies float32 is the matter of `products`.
+in; `gradient_norms` says how precisely a device multiplies float32.
 """
 
 from __future__ import annotations
@@ -44,37 +44,23 @@ from tfdpsq.privacy.fast import products
 
 
 class Outer(NamedTuple):
-    """Example i's gradient is Σ_t left[i, t] ⊗ right[i, t].
+    """Example i's gradient is Σ_t left[i, t] ⊗ right[i, t]."""
 
-    Attributes:
-      left: [B, T, m] float.
-      right: [B, T, n] float.
-    """
-
-    left: tf.Tensor
-    right: tf.Tensor
+    left: tf.Tensor  # [B, T, m] float
+    right: tf.Tensor  # [B, T, n] float
 
 
 class Lookup(NamedTuple):
-    """Example i's gradient is Σ_t e(ids[i, t]) ⊗ right[i, t], e a unit vector.
+    """Example i's gradient is Σ_t e(ids[i, t]) ⊗ right[i, t], e a unit vector."""
 
-    Attributes:
-      ids: [B, T] integers below m.
-      right: [B, T, n] float.
-    """
-
-    ids: tf.Tensor
-    right: tf.Tensor
+    ids: tf.Tensor  # [B, T] integers below m
+    right: tf.Tensor  # [B, T, n] float
 
 
 class Direct(NamedTuple):
-    """Example i's gradient itself.
+    """Example i's gradient itself."""
 
-    Attributes:
-      gradients: [B, *shape of the weight] float.
-    """
-
-    gradients: tf.Tensor
+    gradients: tf.Tensor  # [B, *shape of the weight] float
 
 
 Use = Union[Outer, Lookup, Direct]
@@ -98,7 +84,7 @@ def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
       shape: the weight's shape, aligned with the last axes of `gradient`.
 
     Returns:
-      [B, *shape], summed over every other axis but the first.
+      [B, *shape], summed over all axes that the weight was broadcast along.
     """
     shape = list(shape)
     missing = gradient.shape.rank - 1 - len(shape)
@@ -107,24 +93,16 @@ def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.reshape(tf.reduce_sum(gradient, axes), [-1, *shape])
 
 
-def precise(use: Use) -> Use:
-    """The use with its factors in float32, or float64 where they are so already."""
-    return type(use)(
-        *(full_precision(part) if part.dtype.is_floating else part for part in use)
-    )
-
-
 def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     """All uses of one weight, in the cheapest form that keeps their cross terms.
 
     Args:
-      uses: at least one use of the weight, of the same B examples, in full
-        precision.
+      uses: of the weight, by the same B examples.
       shape: the weight's shape.
 
     Returns:
-      A single `Direct`, or at most one `Outer` and one `Lookup`; `products.pinned`, for
-      norm and sum to have the same numbers.
+      A single `Direct`, or at most one `Outer` and one `Lookup`, `products.pinned`,
+      for norm and sum to have the same numbers; nothing of no use.
     """
     return [type(use)(*map(products.pinned, use)) for use in _merged_uses(uses, shape)]
 
@@ -151,17 +129,10 @@ def _merged_uses(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
 
 
 def grouped(use: Use, size: int) -> Use:
-    """The use with every `size` consecutive rows made one.
+    """The use with every `size` consecutive rows made one; `size` divides B.
 
     Their gradients add up, which for factors is no arithmetic at all: the positions
     of all of them become positions of one, and the cross terms between them follow.
-
-    Args:
-      use: a use of B rows.
-      size: how many rows form one; it divides B.
-
-    Returns:
-      The same kind of use, of B / size rows.
     """
     if size == 1:
         return use
@@ -179,17 +150,10 @@ def grouped(use: Use, size: int) -> Use:
 
 
 def cleaned(use: Use, keep: tf.Tensor) -> Use:
-    """The use with exact zeros for examples that are left out.
+    """The use with exact zeros for examples i where keep[i], [B] bool, is false.
 
     A factor 0 would not do it: 0 · NaN is NaN, and in the product that sums over
     examples it would spoil all of them.
-
-    Args:
-      use: any use.
-      keep: [B] bool.
-
-    Returns:
-      The same kind of use.
     """
 
     def clean(factor: tf.Tensor) -> tf.Tensor:
@@ -248,11 +212,10 @@ def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
     """Every example's gradient, [B, *shape]."""
     if isinstance(use, Direct):
         return use.gradients
-    left = (
-        tf.one_hot(use.ids, shape[0], dtype=use.right.dtype)
-        if isinstance(use, Lookup)
-        else use.left
-    )
+    if isinstance(use, Lookup):
+        left = tf.one_hot(use.ids, shape[0], dtype=use.right.dtype)
+    else:
+        left = use.left
     gradients = products.formed(left, use.right)
     return tf.reshape(gradients, [use.right.shape[0], *shape])
 

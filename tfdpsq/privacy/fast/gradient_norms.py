@@ -3,9 +3,18 @@ r"""Norms of gradients in factors, and upper bounds on them that include roundin
 The gradient that is clipped is that of the factors as they are (see `factored`): the
 precision in which layers and backward pass made them is part of the function. c_i
 times g_i, as it enters the sum, must be no longer than C, whatever numbers a row's
-factors hold, and on devices that round the operands of a product (`products`). Let
-M = Σ_t ‖a_t‖·‖g_t‖, over the positions of all uses; ‖g‖ ≤ M, and where terms cancel M
-may be far larger than ‖g‖.
+factors hold, and on devices that round the operands of a product:
+
+| where the product runs | operands rounded to | by |
+|---|---|---|
+| CPU | not rounded | |
+| GPU or TPU, compiled by XLA | three bfloat16 words at worst | `HIGHEST` precision |
+| GPU, TensorFloat-32 off (`true_float32`) | not rounded | |
+| GPU, TensorFloat-32 on | TensorFloat-32 | TensorFlow's default |
+| TPU, not compiled | bfloat16 | the device's default |
+
+Let M = Σ_t ‖a_t‖·‖g_t‖, over the positions of all uses; ‖g‖ ≤ M, and where terms cancel
+M may be far larger than ‖g‖.
 
 - A computed inner product a_t·a_s is within (e^h - 1)·‖a_t‖·‖a_s‖ of the exact one,
   h = 2p + K·u, with p the rounding of an operand, u that of an operation and K the
@@ -46,60 +55,107 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq.privacy.fast import products
-from tfdpsq.privacy.fast.factored import Direct, Lookup, Outer, Use
+from tfdpsq.privacy.fast.factored import Direct, Outer, Use
 
 # For squares that are too small for a float32.
 _TINY_POSITION, _TINY_SQUARE = 2.0**-100, 2.0**-90
-# Squares that are added up in their own precision (the rest follow in float64), and
-# positions so few that their products are added up in float64 at once.
-_BLOCK, _FEW = 256, 64
-_LONGEST = 4096  # axis of a matrix whose squares are added up in one go
+# Squares that are added up in their own precision; the rest follow in float64.
+_BLOCK = 256
+# Axes of a matrix whose squares are added up in one go where XLA compiles.
+_SHORTEST, _LONGEST = 64, 4096
+# Terms of an inner product that are added up at a time; see `_gram`.
+_PANEL = 1024
+
+
+class Arithmetic(NamedTuple):
+    """Bound on the error of one product: factors 1 + δ."""
+
+    name: str
+    operand: float  # |δ| ≤ p of each operand that is rounded
+    step: float  # |δ| ≤ u of each multiplication and addition, in whatever order
+
+
+# Accumulators of GPUs and TPUs may truncate where a CPU rounds: twice the roundoff. So
+# may a GPU where it shortens a float32 to TensorFloat-32's 11 bits.
+FLOAT64 = Arithmetic("float64", 0.0, 2.0**-53)
+FLOAT32 = Arithmetic("float32", 0.0, 2.0**-24)
+_FLOAT32_ELSEWHERE = Arithmetic("float32", 0.0, 2.0**-23)
+# Six products of bfloat16 words, the smallest three of nine left out. Where words are
+# cut off, the second is less than 2^-7 and the third less than 2^-15 of a first one of
+# 1: what is left out, 2 · 2^-22 of the product of the operands, is (1 + p)^2 - 1. Where
+# they are rounded to nearest it is an eighth of that.
+_HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-22, 2.0**-23)
+TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
+BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
+
+
+def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
+    """The precision of the products that are made, or traced, at this moment.
+
+    Args:
+      dtype: of their operands, float32 or float64.
+      compiled: by XLA; `None` for what is so at this moment.
+    """
+    if dtype == tf.float64:
+        return FLOAT64
+    gpus, tpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+    if not gpus and not tpus:
+        return FLOAT32
+    if products.compiled_by_xla() if compiled is None else compiled:
+        return _HIGHEST
+    if tpus:
+        return BFLOAT16
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        return TENSOR_FLOAT_32
+    return _FLOAT32_ELSEWHERE
+
+
+def precision_in_words(jit_compile: bool) -> str:
+    """Describes the products of a private step, for its certificate.
+
+    Args:
+      jit_compile: whether the step is compiled by XLA; on a TPU it always is.
+    """
+    tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    with products.true_float32():
+        name = arithmetic(tf.float32, jit_compile or tpu).name
+    return (
+        f"{name}; clipping factors follow from an upper bound on each gradient's norm "
+        "that includes rounding"
+    )
 
 
 class Squared(NamedTuple):
-    """‖g‖² of one weight, for each example; see above.
+    """‖g‖² of one weight, for each example, [B] float32 (float64); see above."""
 
-    Attributes:
-      norm: [B] float32 (float64), as computed, at least 0; infinite where it is no
-        finite number.
-      error: [B]; the exact value is at most `norm + error`.
-      magnitude: [B], M².
-    """
-
-    norm: tf.Tensor
-    error: tf.Tensor
-    magnitude: tf.Tensor
+    norm: tf.Tensor  # as computed, at least 0; infinite where it is not a finite number
+    error: tf.Tensor  # the exact value is at most norm + error
+    magnitude: tf.Tensor  # M²
 
 
 def squared_norms(uses: Sequence[Use]) -> Squared:
-    """‖gradient‖² of one weight for each example, and how far it may be off.
-
-    Args:
-      uses: what `merge` returned.
-    """
+    """‖gradient‖² of one weight, whose `uses` are merged, and how far it may be off."""
     dtype, first = uses[0][-1].dtype, uses[0]
     if isinstance(first, Direct):
         total, steps = _sum_of_squares(first.gradients)
-        return _squared(total, total, total, products.exponent(dtype, 0, steps + 2))
+        return _squared(total, total, total, _exponent(dtype, 0, steps + 2))
     terms, lengths, squares = [], [], []
     grams, widths, positions = 0, 0, 0
-    outers = [use for use in uses if isinstance(use, Outer)]
-    lookups = [use for use in uses if isinstance(use, Lookup)]
-    factors: list[Outer | Lookup] = [*outers, *lookups]
+    factors: Sequence[Any] = uses  # an Outer, a Lookup, or one of each in this order
     for use in factors:
-        met = products.gram(use.right, use.right)
+        met = _gram(use.right, use.right)
         length = _lengths(met)
-        steps, made = products.chain(use.right.shape[-1]), 1
+        steps, made = _chain(use.right.shape[-1]), 1
         if isinstance(use, Outer):
-            same = products.gram(use.left, use.left)
+            same = _gram(use.left, use.left)
             length *= _lengths(same)
-            steps, made = steps + products.chain(use.left.shape[-1]), 2
+            steps, made = steps + _chain(use.left.shape[-1]), 2
             squares.append(tf.square(tf.reduce_sum(length, axis=1)))
         else:
             same = tf.cast(
@@ -110,19 +166,21 @@ def squared_norms(uses: Sequence[Use]) -> Squared:
         terms.append(_total(same * met))
         lengths.append(tf.reduce_sum(length, axis=1))
         grams, widths = max(grams, made), max(widths, steps)
-        positions += _positions(use)
-    for outer in outers:
-        for lookup in lookups:
-            # a_s[id_t] for t of the lookup, s of the product: [B, S, T].
-            met = tf.gather(outer.left, lookup.ids, axis=2, batch_dims=1)
-            terms.append(2 * _total(met * products.gram(outer.right, lookup.right)))
-            squares.append(2 * lengths[0] * lengths[1])
+        count = use.right.shape[1]
+        positions += tf.shape(use.right)[1] if count is None else count
+    positions = tf.cast(positions * (2 if dtype == tf.float64 else 1), tf.float64)
+    if len(factors) == 2:
+        outer, lookup = factors
+        # a_s[id_t] for t of the lookup, s of the product: [B, S, T].
+        met = tf.gather(outer.left, lookup.ids, axis=2, batch_dims=1)
+        terms.append(2 * _total(met * _gram(outer.right, lookup.right)))
+        squares.append(2 * lengths[0] * lengths[1])
     return _squared(
         tf.add_n(terms),
         tf.add_n(squares),
         tf.square(tf.add_n(lengths)),
-        # A product of two entries, their sum, and conversions.
-        products.exponent(dtype, grams, widths + positions + 5),
+        # The sums over positions, a product of two entries, and conversions.
+        _exponent(dtype, grams, widths + positions + 5),
     )
 
 
@@ -164,7 +222,7 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
     # A factor is converted to the type of the gradients that it scales.
     single = any(square.norm.dtype != tf.float64 for square in squares)
     coarsest = tf.float32 if single else tf.float64
-    rounding = products.exponent(coarsest, 1, 2)
+    rounding = _exponent(coarsest, 1, 2)
     bounds = tf.sqrt(norm + error + _TINY_SQUARE)
     bounds += (rounding + rounding * rounding) * tf.sqrt(magnitude)
     # For what is computed from here on. Bound, C, quotient and coefficient are rounded:
@@ -174,32 +232,49 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(tf.sqrt(norm), dtype), bounds
 
 
+def _exponent(dtype: tf.DType, rounded: int, steps: float | tf.Tensor) -> float:
+    """The h within which roundings stay: a factor between e^-h and e^h.
+
+    (1 + p)^2 ≤ e^2p and (1 - p)^2 ≥ e^-(2.02 p) for p ≤ 2^-7; likewise for u. A term
+    went through products of rounded operands and this many further steps.
+    """
+    _, operand, step = arithmetic(dtype)
+    return 1.01 * (2 * rounded * operand + steps * step)
+
+
+def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """The product one · otherᵀ, [B, T, S], of [B, T, m] and [B, S, m].
+
+    Long inner products are cut into panels, whose results are added up by themselves:
+    in whatever order a device adds, a term meets at most `_chain(m)` roundings, not m.
+    """
+    width = one.shape[-1]
+    if width <= _PANEL:  # without a copy
+        return products.product(one, other, transpose_b=True)
+    panels = [slice(begin, begin + _PANEL) for begin in range(0, width, _PANEL)]
+    return tf.add_n(
+        [products.product(one[..., p], other[..., p], transpose_b=True) for p in panels]
+    )
+
+
+def _chain(terms: int) -> int:
+    """The most roundings that a term of `_gram`'s inner products goes through."""
+    return min(terms, _PANEL) + (terms - 1) // _PANEL
+
+
 def _lengths(gram: tf.Tensor) -> tf.Tensor:
     """‖a_t‖ for each position, [B, T], from the Gram matrix [B, T, T]."""
     return tf.sqrt(tf.linalg.diag_part(gram) + _TINY_POSITION)
-
-
-def _positions(use: Outer | Lookup) -> int | tf.Tensor:
-    """Number of roundings that `_total` makes along the use's positions."""
-    length, double = use.right.shape[1], use.right.dtype == tf.float64
-    if length is None:
-        length = tf.cast(tf.shape(use.right)[1], tf.float32)
-    elif length <= _FEW and not double:
-        return 0
-    return 2 * length if double else length  # in float64 those of the other axis, too
 
 
 def _total(terms: tf.Tensor) -> tf.Tensor:
     """Σ over all but the first axis, [B]: along the last one, then in float64.
 
     So a term goes through as many roundings as the last axis is long, and no more, in
-    whatever order a device adds. A short axis costs little in float64 as well.
+    whatever order a device adds. (Of float64, through those of both axes.)
     """
-    dtype, length = terms.dtype, terms.shape[-1]
-    if length is not None and length <= _FEW:
-        terms = tf.cast(terms, tf.float64)
     partial = tf.cast(tf.reduce_sum(terms, axis=-1), tf.float64)
-    return tf.cast(tf.reduce_sum(partial, range(1, partial.shape.rank)), dtype)
+    return tf.cast(tf.reduce_sum(partial, range(1, partial.shape.rank)), terms.dtype)
 
 
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
@@ -211,7 +286,7 @@ def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
     rows, *sizes = values.shape.as_list()
     length, width = math.prod(sizes[:-1]), math.prod(sizes[-1:])
     block = length
-    if not (products.compiled_by_xla() and _FEW < length <= _LONGEST):
+    if not (products.compiled_by_xla() and _SHORTEST < length <= _LONGEST):
         length, width = length * width, 1
         block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
     blocks = tf.reshape(values, [rows, length // block, block, width])

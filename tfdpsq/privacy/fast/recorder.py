@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.factored import (
     Direct,
     Lookup,
@@ -26,14 +25,19 @@ from tfdpsq.privacy.fast.factored import (
     full_precision,
     grouped,
     merge,
-    precise,
 )
+
+Gradients = Callable[[list[Any]], Sequence[Union[tf.Tensor, None]]]
+
+
+class UncoveredError(validation.InputError):
+    """A weight is used in a way that no rule covers."""
 
 
 class _Entry(NamedTuple):
-    variable: tf.Variable
+    variable: int  # its place among the variables
     layer: str
-    output: int
+    output: int  # its place among the outputs
     folded: int  # positions of each example that are in the first dimension
     finish: Callable[[tf.Tensor], Use]
 
@@ -47,64 +51,55 @@ class Recorder:
     its first dimension must be the examples.
 
     Attributes:
+      tape: records the forward pass.
+      variables: the weights whose gradients are wanted; others cost nothing.
+      rows: B; 0 where it is not known before the losses are.
+      comparing: if given, reads of weights stay on the tape, and each output is
+        compared with that of the layer's own `call`, converted in this context of
+        autograph; see `check`.
       layer: the layer being run.
+      folded: positions of each example that are in the first dimension.
+      silent: rules run and write nothing down.
       outputs: the recorded outputs, each once.
-      entries: the recorded uses.
       mismatches: (layer's name, relative difference), where outputs were compared.
-      strays: wanted weights that matter for the losses outside every rule.
-      rows: B, to be set once losses are known and before any backward pass.
+      strays: wanted weights that matter for the losses outside every rule, and the
+        gradients by them there; all reads if outputs are compared.
     """
 
     def __init__(
         self,
         tape: tf.GradientTape,
         variables: Sequence[tf.Variable],
+        rows: int | None = None,
         comparing: Any = None,
-        rows: int = 0,
     ):
-        """Starts an empty record.
-
-        Args:
-          tape: the tape that is recording the forward pass.
-          variables: the weights whose gradients are wanted; others cost nothing.
-          comparing: given, leave reads of weights on the tape, and compare each output
-            with that of the layer's own `call`, converted in this context of
-            autograph; see `check`.
-          rows: B, where it is known before the losses are; else 0.
-        """
+        """Starts an empty record."""
+        self.tape = tape
+        self.variables = list(variables)
+        self.rows = rows or 0
+        self.comparing = comparing
         self.layer: Any = None
         self.outputs: list[tf.Tensor] = []
-        self.entries: list[_Entry] = []
         self.mismatches: list[tuple[str, tf.Tensor]] = []
-        self.strays: list[tf.Variable] = []
-        self.rows = rows
-        self.comparing = comparing
-        self.tape = tape
-        self._wanted = {variable_key(v) for v in variables}
-        self._graph = None if tf.executing_eagerly() else _graph()
-        self._folded = 1
-        self._silent = False
-        self._finished: dict[int, list[Use]] = {}
+        self.strays: list[tuple[tf.Variable, tf.Tensor]] = []
+        keys = map(variable_key, self.variables)
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._graph = _graph()
+        self.folded = 1
+        self.silent = False
+        self._entries: list[_Entry] = []
+        self._adopted: list[list[Use]] = [[] for _ in self.variables]
 
     def wants(self, variable: tf.Variable) -> bool:
         """Returns whether the weight's gradient is wanted."""
-        return variable_key(variable) in self._wanted
+        return variable_key(variable) in self._places
 
     def read(self, variable: tf.Variable) -> tf.Tensor:
         """The weight's value, as the layer would read it: autocast included."""
-        with self.off_tape():
+        if self.comparing:
             return tf.convert_to_tensor(variable)
-
-    def off_tape(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, nothing is differentiated, unless outputs are compared.
-
-        TensorFlow stops for more than that: derivatives that a loss takes forward, by
-        an accumulator, are no longer recorded afterwards. What they add to a gradient
-        is then lost here, and `check` finds it where it does not stop.
-        """
-        return (
-            contextlib.nullcontext() if self.comparing else self.tape.stop_recording()
-        )
+        with self.tape.stop_recording():
+            return tf.convert_to_tensor(variable)
 
     def outer(
         self,
@@ -127,14 +122,12 @@ class Recorder:
           input_axes: how many last axes of `inputs` make up m (or n) together.
           output_axes: the same of `output`.
         """
-        if not self.wants(variable):
-            return
 
         def finish(gradient: tf.Tensor) -> Use:
             sides = (_positions(inputs, input_axes), _positions(gradient, output_axes))
             return Outer(*(reversed(sides) if transposed else sides))
 
-        self._add(variable, output, finish, inputs)
+        self._add(variable, output, finish)
 
     def lookup(self, variable: tf.Variable, ids: tf.Tensor, output: tf.Tensor) -> None:
         """Records output = W[ids].
@@ -144,8 +137,6 @@ class Recorder:
           ids: [B, ...] integers.
           output: [B, ..., n].
         """
-        if not self.wants(variable):
-            return
 
         def finish(gradient: tf.Tensor) -> Use:
             # XLA reads the nearest row for an id that is none, and adds to no row.
@@ -153,7 +144,7 @@ class Recorder:
             gradient = tf.where(known[..., tf.newaxis], gradient, 0)
             return Lookup(_positions(ids), _positions(gradient, 1))
 
-        self._add(variable, output, finish, ids)
+        self._add(variable, output, finish)
 
     def direct(
         self,
@@ -169,8 +160,6 @@ class Recorder:
           per_example: maps the gradient by `output`, its shape and float32, to
             the gradient by the weight for each example, [B, *weight's shape].
         """
-        if not self.wants(variable):
-            return
 
         def finish(gradient: tf.Tensor) -> Use:
             values = per_example(full_precision(gradient))
@@ -178,151 +167,89 @@ class Recorder:
 
         self._add(variable, output, finish)
 
-    def of_known_rows(self, value: Any) -> Any:
-        """Returns a layer's input with its number of rows, where TensorFlow lost it.
-
-        As behind `TextVectorization`. Another number ends the step with an error.
-        """
-        unknown = tf.is_tensor(value) and value.shape.rank and value.shape[0] is None
-        if not unknown or not self.rows or not isinstance(value, tf.Tensor):
-            return value
-        shape = [self.rows * self._folded, *value.shape[1:]]
-        return tf.ensure_shape(value, shape)
-
     def folding(self, positions: int) -> contextlib.AbstractContextManager[None]:
         """While inside, layers run on [B · positions, ...], example by example.
 
-        For rules of layers that fold a dimension into the first, as Keras's
-        TimeDistributed does: row i · positions + t must be example i's. The
+        For rules of layers that fold a dimension of this length into the first, as
+        Keras's TimeDistributed does: row i · positions + t must be example i's. The
         gradients of an example's positions then add up, cross terms included.
+        """
+        return replaced(self, folded=self.folded * positions)
+
+    def uses(self, gradients_by: Gradients) -> list[list[Use]]:
+        """Differentiates, and returns each variable's uses, in full precision.
 
         Args:
-          positions: how many of them every example has.
+          gradients_by: maps tensors and variables to the gradients of the summed losses
+            by them, `None` where the losses do not depend on one.
+
+        Raises:
+          UncoveredError: a layer ran on something else than `rows` examples.
         """
-        return replaced(self, _folded=self._folded * positions)
+        # Every read by a rule is off the tape, so these were read by something else.
+        read = [v for v in self.tape.watched_variables() if self.wants(v)]
+        sources = read
+        if self.comparing:  # outside of replicas, where a variable has no handle
+            read, local = self.variables, tf.distribute.get_strategy()
+            sources = [local.experimental_local_results(v)[0] for v in read]
+        gradients = gradients_by([*self.outputs, *sources])
+        strays = zip(read, gradients[len(self.outputs) :])
+        self.strays += [(v, g) for v, g in strays if g is not None]
+        found = [list(uses) for uses in self._adopted]
+        for entry in self._entries:
+            gradient = gradients[entry.output]
+            # Keras computes some outputs twice, and drops one: no loss depends on it.
+            if gradient is None:
+                continue
+            first = self.outputs[entry.output].shape[0]
+            if first != self.rows * entry.folded:
+                raise UncoveredError(
+                    f"layer {entry.layer!r} ran on a tensor whose first dimension is "
+                    f"{first}, not {self.rows * entry.folded} for the {self.rows} "
+                    "examples of the losses. Broadcast what all examples share, and do "
+                    "not fold other dimensions into the first."
+                )
+            use = entry.finish(tf.convert_to_tensor(gradient))
+            use = type(use)(
+                *(full_precision(x) if x.dtype.is_floating else x for x in use)
+            )
+            found[entry.variable].append(grouped(use, entry.folded))
+        return found
 
-    def silent(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, rules run and write nothing down."""
-        return replaced(self, _silent=True)
-
-    def part(self, tape: tf.GradientTape) -> contextlib.AbstractContextManager[None]:
-        """While inside, a part of the forward pass is recorded again, on its own tape.
-
-        Args:
-          tape: what records it. `finish_part` must be called before this ends.
-        """
-        return replaced(self, tape=tape, outputs=[], entries=[])
-
-    def finish_part(
-        self, gradients_by: Callable[[list[Any]], Sequence[tf.Tensor | None]]
-    ) -> None:
-        """Turns what a part recorded into uses, which `uses` returns with the rest.
+    def adopt(self, part: Recorder, gradients_by: Gradients) -> None:
+        """Takes over what a part of the forward pass, on a tape of its own, has used.
 
         A weight's factors are put into their cheapest form at once, so that what they
         are made of can be let go.
-
-        Args:
-          gradients_by: the gradients of the summed losses by a list of tensors and
-            variables.
         """
-        watched = self.tape.watched_variables()
-        strays = [v for v in watched if variable_key(v) in self._wanted]
-        gradients = gradients_by([*self.outputs, *strays])
-        count = len(self.outputs)
-        self.strays += [v for v, g in zip(strays, gradients[count:]) if g is not None]
-        shapes = {variable_key(e.variable): e.variable.shape for e in self.entries}
-        for key, uses in self._uses(gradients[:count]).items():
-            merged = merge(uses, shapes[key].as_list())
-            self._finished.setdefault(key, []).extend(merged)
-
-    def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, list[Use]]:
-        """Returns the uses recorded, once the backward pass is done.
-
-        Args:
-          gradients: of the summed losses by each of `outputs`; `None` for those
-            that no loss depends on.
-
-        Returns:
-          For each variable's key, its uses, in full precision; variables without
-          any are left out.
-
-        Raises:
-          InputError: a layer ran on something else than `rows` examples.
-        """
-        found = self._uses(gradients)
-        for key, uses in self._finished.items():
-            found.setdefault(key, []).extend(uses)
-        return found
-
-    def _uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, list[Use]]:
-        for entry in self.entries:
-            first = self.outputs[entry.output].shape[0]
-            wanted = self.rows * entry.folded
-            # Keras computes some outputs twice, and drops one: no loss depends on it.
-            if first != wanted and gradients[entry.output] is not None:
-                raise validation.InputError(
-                    f"layer {entry.layer!r} ran on a tensor whose first dimension "
-                    f"is {first}, not {wanted} for the {self.rows} examples of the "
-                    "losses, so its gradient cannot be split by example. Give "
-                    f"it inputs of static shape [{wanted}, ...]: broadcast what all "
-                    "examples share, and do not fold other dimensions into the "
-                    "first."
-                )
-        found: dict[int, list[Use]] = {}
-        for entry in self.entries:
-            gradient = gradients[entry.output]
-            if gradient is not None:
-                use = precise(entry.finish(tf.convert_to_tensor(gradient)))
-                use = grouped(use, entry.folded)
-                found.setdefault(variable_key(entry.variable), []).append(use)
-        return found
-
-    def running(
-        self, layer: keras.layers.Layer
-    ) -> contextlib.AbstractContextManager[None]:
-        """While `layer`'s rule runs; rules of layers inside it may run within."""
-        return replaced(self, layer=layer)
-
-    def compare(self, layer: keras.layers.Layer, one: Any, other: Any) -> None:
-        """Notes how far two outputs of a layer differ, relative to the larger."""
-        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
-            a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
-            size = tf.maximum(tf.reduce_max(tf.abs(b)), 1e-30)
-            self.mismatches.append((layer.name, tf.reduce_max(tf.abs(a - b)) / size))
+        for variable, uses, own in zip(
+            self.variables, part.uses(gradients_by), self._adopted
+        ):
+            own.extend(merge(uses, variable.shape.as_list()))
+        self.strays += part.strays
 
     def _add(
         self,
         variable: tf.Variable,
         output: tf.Tensor,
         finish: Callable[[tf.Tensor], Use],
-        captured: tf.Tensor | None = None,
     ) -> None:
-        if self._silent:
+        if self.silent or not self.wants(variable):
             return
-        graph = None if tf.executing_eagerly() else _graph()
-        if graph is not self._graph:
-            raise validation.InputError(
+        if _graph() is not self._graph:
+            raise UncoveredError(
                 f"layer {self.layer.name!r} runs inside a tf.function, tf.cond or "
-                "tf.while_loop of the model, from where nothing can be recorded. "
-                "Call it outside, or choose another engine."
+                "tf.while_loop of the model, where nothing can be recorded. Call it "
+                "outside, or choose another engine."
             )
-        if captured is not None and captured.shape[0] != output.shape[0]:
-            raise validation.InputError(
-                f"layer {self.layer.name!r} has inputs of shape {captured.shape} "
-                f"but an output of shape {output.shape}: the first dimension must "
-                "be the same, the examples."
-            )
-        index = next(
-            (i for i, known in enumerate(self.outputs) if known is output), None
-        )
+        index = next((i for i, x in enumerate(self.outputs) if x is output), None)
         if index is None:
             index = len(self.outputs)
             self.outputs.append(output)
             # The first layer's output depends on nothing that the tape watches.
             self.tape.watch(output)
-        self.entries.append(
-            _Entry(variable, self.layer.name, index, self._folded, finish)
-        )
+        place = self._places[variable_key(variable)]
+        self._entries.append(_Entry(place, self.layer.name, index, self.folded, finish))
 
 
 @contextlib.contextmanager
@@ -342,38 +269,25 @@ def replaced(target: Any, **attributes: Any) -> Iterator[None]:
 
 
 def variable_key(variable: tf.Variable) -> int:
-    """One number for one weight, in whichever of its guises it appears.
-
-    A weight is wrapped for mixed precision, and has a component on each replica,
-    which is what the tape sees.
-    """
+    """One number for one weight, also wrapped for mixed precision or as a replica's."""
     variable = getattr(variable, "_variable", variable)
     container = getattr(variable, "_distributed_container", None)
     return id((container() if container is not None else None) or variable)
 
 
 def require_distinct(variables: Sequence[tf.Variable]) -> None:
-    """Refuses a weight that is listed twice.
-
-    A row's norm would count it once and its update take it twice.
-
-    Raises:
-      InputError: a variable is listed twice.
-    """
-    seen: set[int] = set()
-    for variable in variables:
-        if variable_key(variable) in seen:
+    """Raises InputError if a weight is listed, and so would be updated, twice."""
+    keys = [variable_key(variable) for variable in variables]
+    for place, variable in enumerate(variables):
+        if keys[place] in keys[:place]:
             raise validation.InputError(
                 f"variables name the weight {variable.name!r} twice, as lists of two "
-                "models that share a layer do: it would be clipped once and trained "
-                "twice. List each weight once, for example the trainable_variables of "
-                "one model that holds both."
+                "models that share a layer do: list each weight once."
             )
-        seen.add(variable_key(variable))
 
 
 def _graph() -> Any:
-    return tf.compat.v1.get_default_graph()
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _positions(values: tf.Tensor, axes: int | None = None) -> tf.Tensor:

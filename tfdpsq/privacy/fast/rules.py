@@ -20,13 +20,19 @@ none: the layers inside are run by their own rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast import keras_nlp_rules, keras_rules
+from tfdpsq.privacy.fast import products
+from tfdpsq.privacy.fast.factored import sum_to
+from tfdpsq.privacy.fast.recorder import Recorder, UncoveredError, replaced
 
+Layer = Any  # of the Keras class that the rule is for
 # (recorder, layer, *what call gets) to what call returns.
 Rule = Callable[..., Any]
 
@@ -41,20 +47,7 @@ def register_rule(layer_class: type[keras.layers.Layer], rule: Rule) -> None:
       rule: called as rule(recorder, layer, *args, **kwargs) with the arguments of
         the layer's `call`, in its place; returns what `call` would. See `Recorder`
         for what it must record; `check` tells whether it is right.
-
-    Raises:
-      InputError: not a layer class, or a rule that cannot be called.
     """
-    if not (
-        isinstance(layer_class, type) and issubclass(layer_class, keras.layers.Layer)
-    ):
-        raise validation.InputError(
-            f"layer_class is {layer_class!r}; give a class of Keras layers."
-        )
-    if not callable(rule):
-        raise validation.InputError(
-            f"rule is {rule!r}; give a function of (recorder, layer, *call's own)."
-        )
     _RULES[layer_class] = rule
 
 
@@ -63,7 +56,7 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     kind = type(layer)
     rule = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
     if rule is None and couples_examples(layer):
-        return keras_rules.batch_normalization
+        return batch_normalization
     return rule
 
 
@@ -75,34 +68,388 @@ def couples_examples(layer: keras.layers.Layer) -> bool:
 # The class that all of Keras's batch normalisations share.
 _BATCH_NORMALIZATION = keras.layers.BatchNormalization.__mro__[1]
 
-_RULES: dict[type, Rule] = {
-    keras.layers.Conv1D: keras_rules.convolution,
-    keras.layers.Conv2D: keras_rules.convolution,
-    keras.layers.Dense: keras_rules.dense,
-    keras.layers.DepthwiseConv2D: keras_rules.depthwise_convolution,
-    keras.layers.EinsumDense: keras_rules.einsum_dense,
-    keras.layers.Embedding: keras_rules.embedding,
-    keras.layers.GroupNormalization: keras_rules.group_normalization,
-    keras.layers.LayerNormalization: keras_rules.layer_normalization,
-    keras.layers.PReLU: keras_rules.prelu,
-    keras.layers.TimeDistributed: keras_rules.time_distributed,
-}
 
-# By name, so as not to import their library.
-_NLP = "keras_nlp.src"
+def dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `Dense`: a product with the kernel along the last axis."""
+    inputs = tf.cast(inputs, layer.compute_dtype)
+    kernel = record.read(layer.kernel)
+    if inputs.shape.rank == 2:
+        output = tf.matmul(inputs, kernel)
+    else:
+        output = tf.tensordot(inputs, kernel, [[inputs.shape.rank - 1], [0]])
+        output.set_shape([*inputs.shape[:-1], kernel.shape[-1]])
+    output = _with_bias(record, layer, output)
+    record.outer(layer.kernel, inputs, output)
+    return layer.activation(output) if layer.activation else output
+
+
+def einsum_dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `EinsumDense`, of which Keras's MultiHeadAttention is made."""
+    output = tf.einsum(layer.equation, inputs, record.read(layer.kernel))
+    if layer.bias is not None:
+        output += record.read(layer.bias)
+        record.direct(layer.bias, output, lambda g: sum_to(g, layer.bias.shape))
+    source, weight, target = _subscripts(layer.equation, inputs.shape.rank)
+    if source[0] != target[0] or source[0] in weight:
+        raise _uncovered(layer, f"equation {layer.equation!r}")
+    into = "".join(letter for letter in weight if letter not in target)
+    out = "".join(letter for letter in weight if letter not in source)
+    along = "".join(letter for letter in target if letter not in out)
+    if (into + out, along + into, along + out) == (weight, source, target):
+        # A product [.., m] · [m, n], which nearly every equation amounts to.
+        record.outer(
+            layer.kernel, inputs, output, input_axes=len(into), output_axes=len(out)
+        )
+    else:
+        equation = f"{source},{target}->{target[0]}{weight}"
+        record.direct(
+            layer.kernel,
+            output,
+            lambda g: tf.einsum(equation, tf.cast(inputs, g.dtype), g),
+        )
+    return output if layer.activation is None else layer.activation(output)
+
+
+def _subscripts(equation: str, rank: int) -> tuple[str, str, str]:
+    """The letters of input, weight and output, an ellipsis spelled out."""
+    source, weight, target = re.split(",|->", equation.replace(" ", ""))
+    unused = (chr(code) for code in range(ord("A"), ord("z")) if chr(code).isalpha())
+    free = [letter for letter in unused if letter not in equation]
+    elided = "".join(free[: rank - len(source.replace("...", ""))])
+    return source.replace("...", elided), weight, target.replace("...", elided)
+
+
+def embedding(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
+    if inputs.dtype not in (tf.int32, tf.int64):
+        inputs = tf.cast(inputs, tf.int32)
+    output = tf.cast(
+        tf.nn.embedding_lookup(record.read(layer.embeddings), inputs),
+        layer.compute_dtype,
+    )
+    record.lookup(layer.embeddings, inputs, output)
+    return output
+
+
+def prelu(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `PReLU`: max(x, 0) - alpha · max(-x, 0), alpha shared along some axes."""
+    below = tf.nn.relu(-inputs)
+    output = tf.nn.relu(inputs) - record.read(layer.alpha) * below
+    _direct_product(record, layer.alpha, output, -below)
+    return output
+
+
+# Convolutions are products of patches, [B, ..., window · channels], with the kernel.
+
+
+def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `Conv1D` and `Conv2D`."""
+    _require_plain(layer, inputs)
+    if layer.padding == "causal":
+        inputs = tf.pad(inputs, layer._compute_causal_padding(inputs))
+    output = layer.convolution_op(inputs, record.read(layer.kernel))
+    output = _with_bias(record, layer, output)
+    if record.wants(layer.kernel):
+        record.outer(layer.kernel, _patches(layer, inputs), output)
+    return output if layer.activation is None else layer.activation(output)
+
+
+def depthwise_convolution(
+    record: Recorder, layer: Layer, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs `DepthwiseConv2D`, which has a small kernel for every channel.
+
+    Of channel c and its multiple k, that kernel's gradient is the sum over
+    positions of the window around each, in channel c, times the gradient there.
+    """
+    _require_plain(layer, inputs)
+    kernel = layer.depthwise_kernel
+    output = tf.nn.depthwise_conv2d(
+        inputs,
+        record.read(kernel),
+        strides=[1, *layer.strides, 1],
+        padding=layer.padding.upper(),
+        dilations=layer.dilation_rate,
+    )
+    output = _with_bias(record, layer, output)
+    if record.wants(kernel):
+        rows, channels = inputs.shape[0], inputs.shape[-1]
+        window = layer.kernel_size[0] * layer.kernel_size[1]
+        patches = _patches(layer, inputs)
+        patches = tf.reshape(patches, [rows, -1, window, channels])
+
+        def per_example(gradient: Any) -> Any:
+            apart = tf.reshape(gradient, [rows, -1, channels, layer.depth_multiplier])
+            return tf.einsum("btwc,btck->bwck", tf.cast(patches, apart.dtype), apart)
+
+        record.direct(kernel, output, per_example)
+    return output if layer.activation is None else layer.activation(output)
+
+
+def _patches(layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns the window's input at each position, [B, ..., window · channels]."""
+    line = layer.rank == 1  # an image of one row
+    ones = [1, 1] if line else [1]
+    patches = tf.image.extract_patches(
+        inputs[:, tf.newaxis] if line else inputs,
+        sizes=[*ones, *layer.kernel_size, 1],
+        strides=[*ones, *layer.strides, 1],
+        rates=[*ones, *layer.dilation_rate, 1],
+        padding="SAME" if layer.padding == "same" else "VALID",
+    )
+    return tf.squeeze(patches, 1) if line else patches
+
+
+def _require_plain(layer: Layer, inputs: tf.Tensor) -> None:
+    if layer.groups != 1:
+        raise _uncovered(layer, f"groups={layer.groups}")
+    if layer.data_format != "channels_last":
+        raise _uncovered(layer, f"data_format={layer.data_format!r}")
+    if inputs.shape.rank != layer.rank + 2:
+        raise _uncovered(layer, "more than one batch dimension")
+
+
+# Normalisations: the layer's own code makes the unit, what it returns without scale and
+# offset; these follow here.
+
+
+def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+    """Runs `LayerNormalization`."""
+    axes = list(layer.axis)
+    if 0 in axes or axes != sorted(axes):
+        raise _uncovered(layer, f"axis={axes}, the examples' or not in ascending order")
+    with replaced(layer, gamma=None, beta=None):
+        unit = type(layer).call(layer, inputs)
+    shape = [
+        size if axis in axes else 1 for axis, size in enumerate(inputs.shape) if axis
+    ]
+    return _scaled(record, layer, unit, shape)
+
+
+def group_normalization(
+    record: Recorder, layer: Layer, inputs: tf.Tensor, **options: Any
+) -> tf.Tensor:
+    """Runs `GroupNormalization`: within groups of channels of each example."""
+    axis = layer.axis % inputs.shape.rank
+    if axis == 0:
+        raise _uncovered(layer, "axis=0, the examples'")
+    with replaced(layer, scale=False, center=False):
+        unit = type(layer).call(layer, inputs, **options)
+    shape = [1] * (inputs.shape.rank - 1)
+    shape[axis - 1] = inputs.shape[axis]
+    return _scaled(record, layer, unit, shape)
+
+
+def batch_normalization(
+    record: Recorder, layer: Layer, inputs: tf.Tensor, training: Any = None, **_: Any
+) -> tf.Tensor:
+    """Runs `BatchNormalization` as in inference, and refuses it in training.
+
+    Raises:
+      InputError: it normalises over the batch.
+    """
+    training = layer._get_training_value(training)
+    if tf.is_tensor(training) or training:
+        raise validation.InputError(
+            f"layer {layer.name!r} normalises over the batch, so every example's loss "
+            "depends on all others. Use LayerNormalization, or freeze the layer "
+            "(trainable = False)."
+        )
+    return type(layer).call(layer, inputs, training=False)
+
+
+def t5_layer_norm(
+    record: Recorder, layer: Layer, hidden_states: tf.Tensor
+) -> tf.Tensor:
+    """Runs keras-nlp's `T5LayerNorm`: x / rms(x) · weight."""
+    variance = tf.reduce_mean(tf.square(hidden_states), axis=-1, keepdims=True)
+    unit = hidden_states * tf.math.rsqrt(variance + layer.epsilon)
+    output = record.read(layer.weight) * unit
+    _direct_product(record, layer.weight, output, unit)
+    return output
+
+
+def _scaled(
+    record: Recorder, layer: Layer, unit: tf.Tensor, shape: Sequence[int]
+) -> tf.Tensor:
+    """`unit` · gamma + beta, both of `shape` against the last axes of the unit."""
+    output = unit
+
+    def as_unit(weight: Any) -> Any:
+        return tf.cast(tf.reshape(record.read(weight), shape), unit.dtype)
+
+    if layer.scale:
+        output *= as_unit(layer.gamma)
+    if layer.center:
+        output += as_unit(layer.beta)
+        record.direct(layer.beta, output, lambda g: sum_to(g, shape))
+    if layer.scale:
+        _direct_product(record, layer.gamma, output, unit, shape)
+    return output
+
+
+def time_distributed(
+    record: Recorder, layer: Layer, inputs: Any, **options: Any
+) -> Any:
+    """Runs `TimeDistributed`, which folds time into the examples' dimension.
+
+    Layers that are not its own Keras calls in a loop over time instead, in which the
+    rules of the layers inside run.
+    """
+    call = type(layer).call
+    if not layer._always_use_reshape:
+        return call(layer, inputs, **options)
+    steps = tf.nest.flatten(inputs)[0].shape[1]
+    if steps is None:
+        raise _uncovered(layer, "inputs without a static number of time steps")
+    with record.folding(steps):
+        return call(layer, inputs, **options)
+
+
+def folded(record: Recorder, layer: Layer, inputs: Any, **options: Any) -> Any:
+    """Runs tfdpsq's `Folded`: [B, K, ...] through a layer as [B · K, ...]."""
+    with record.folding(tf.nest.flatten(inputs)[0].shape[1]):
+        return type(layer).call(layer, inputs, **options)
+
+
+def scale(record: Recorder, layer: Layer, scores: tf.Tensor) -> tf.Tensor:
+    """Runs tfdpsq's `Scale`: exp(w) · scores, whose gradient by w is itself · g."""
+    output = tf.exp(record.read(layer.log_scale)) * scores
+    _direct_product(record, layer.log_scale, output, output)
+    return output
+
+
+def reversible_embedding(
+    record: Recorder, layer: Layer, inputs: tf.Tensor, reverse: bool = False
+) -> tf.Tensor:
+    """Runs keras-nlp's `ReversibleEmbedding`: ids to vectors, or vectors to logits.
+
+    Tied, logits = hidden · Eᵀ, so that E's gradient is dlogitsᵀ · hidden: the
+    gradient that comes back is the *left* factor. Both uses go by the same
+    variable, and their cross terms count.
+    """
+    if not reverse:
+        return embedding(record, layer, inputs)
+    weight = layer.embeddings if layer.tie_weights else layer.reverse_embeddings
+    kernel = record.read(weight)
+    # Under mixed precision keras-nlp still multiplies in the weights' own dtype, though
+    # Keras has rounded a `reverse_embeddings` that is read.
+    dtype = layer.reverse_dtype or layer.variable_dtype
+    inputs, kernel = tf.cast(inputs, dtype), tf.cast(kernel, dtype)
+    output = tf.matmul(inputs, kernel, transpose_b=layer.tie_weights)
+    record.outer(weight, inputs, output, transposed=layer.tie_weights)
+    return output
+
+
+def position_embedding(
+    record: Recorder, layer: Layer, inputs: tf.Tensor, start_index: tf.Tensor | int = 0
+) -> tf.Tensor:
+    """Runs keras-nlp's `PositionEmbedding`: one vector per position, for all rows."""
+    table = layer.position_embeddings
+    length = tf.shape(inputs)[-2]
+    values = tf.slice(record.read(table), [start_index, 0], [length, inputs.shape[-1]])
+    output = tf.broadcast_to(values, tf.shape(inputs))
+    output.set_shape(inputs.shape)
+
+    def per_example(gradient: Any) -> Any:
+        sums = sum_to(gradient, gradient.shape[-2:])
+        after = table.shape[0] - start_index - length
+        return tf.pad(sums, [[0, 0], [start_index, after], [0, 0]])
+
+    record.direct(table, output, per_example)
+    return output
+
+
+def t5_attention(
+    record: Recorder, layer: Layer, hidden_states: tf.Tensor, *args: Any, **kwargs: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Runs keras-nlp's `T5MultiHeadAttention`, whose projections have rules.
+
+    What is left is the relative position bias, a table [buckets, heads] from which
+    the layer makes one [1, heads, q, k] bias for all examples. Here every example
+    gets a copy of its own, so that its gradient G_i stays apart, and the table's is
+
+        Σ_{q,k} [bucket(q, k) = b] · G_i[head, q, k].
+    """
+    call = type(layer).call
+    if not layer.use_relative_attention_bias:
+        return call(layer, hidden_states, *args, **kwargs)
+    rows, table = hidden_states.shape[0], layer.relative_attention_bias
+    buckets, heads = table.shape
+
+    def compute_bias(query_length: Any, key_length: Any) -> Any:
+        position = tf.range(key_length)[None, :] - tf.range(query_length)[:, None]
+        ids = layer._relative_position_bucket(
+            position,
+            bidirectional=not layer.is_decoder,
+            num_buckets=layer.relative_attention_buckets,
+            max_distance=layer.relative_attention_max_distance,
+        )
+        values = tf.transpose(tf.gather(record.read(table), ids), [2, 0, 1])
+        output = tf.tile(values[tf.newaxis], [rows, 1, 1, 1])
+
+        def per_example(gradient: Any) -> Any:
+            which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
+            # A product, not a segment sum: it is small, and quick on every device.
+            sums = products.product(tf.reshape(gradient, [rows * heads, -1]), which)
+            return tf.transpose(tf.reshape(sums, [rows, heads, buckets]), [0, 2, 1])
+
+        record.direct(table, output, per_example)
+        return output
+
+    if not record.wants(table):
+        return call(layer, hidden_states, *args, **kwargs)
+    with replaced(layer, compute_bias=compute_bias):
+        return call(layer, hidden_states, *args, **kwargs)
+
+
+def _with_bias(record: Recorder, layer: Layer, output: tf.Tensor) -> tf.Tensor:
+    if layer.use_bias:
+        output = tf.nn.bias_add(output, record.read(layer.bias))
+        record.direct(layer.bias, output, lambda g: sum_to(g, layer.bias.shape))
+    return output
+
+
+def _direct_product(
+    record: Recorder,
+    weight: tf.Variable,
+    output: tf.Tensor,
+    other: tf.Tensor,
+    shape: Sequence[int] | None = None,
+) -> None:
+    """Records output = weight · other (+ anything), elementwise."""
+    shape = weight.shape.as_list() if shape is None else shape
+    record.direct(weight, output, lambda g: sum_to(g * tf.cast(other, g.dtype), shape))
+
+
+def _uncovered(layer: Layer, what: str) -> UncoveredError:
+    return UncoveredError(
+        f"layer {layer.name!r} has {what}, which no rule covers. Change it, register a "
+        "rule, or choose another engine."
+    )
+
+
+_RULES: dict[type, Rule] = {
+    keras.layers.Conv1D: convolution,
+    keras.layers.Conv2D: convolution,
+    keras.layers.Dense: dense,
+    keras.layers.DepthwiseConv2D: depthwise_convolution,
+    keras.layers.EinsumDense: einsum_dense,
+    keras.layers.Embedding: embedding,
+    keras.layers.GroupNormalization: group_normalization,
+    keras.layers.LayerNormalization: layer_normalization,
+    keras.layers.PReLU: prelu,
+    keras.layers.TimeDistributed: time_distributed,
+}
+_NLP = "keras_nlp.src.layers.modeling"
+_T5 = "keras_nlp.src.models.t5"
 _NAMED: dict[str, Rule] = {
-    f"{_NLP}.layers.modeling.position_embedding.PositionEmbedding": (
-        keras_nlp_rules.position_embedding
-    ),
-    f"{_NLP}.layers.modeling.reversible_embedding.ReversibleEmbedding": (
-        keras_nlp_rules.reversible_embedding
-    ),
-    f"{_NLP}.models.t5.t5_layer_norm.T5LayerNorm": keras_nlp_rules.t5_layer_norm,
-    f"{_NLP}.models.t5.t5_multi_head_attention.T5MultiHeadAttention": (
-        keras_nlp_rules.t5_attention
-    ),
-    "tfdpsq.layers.folded.Folded": keras_rules.folded,
-    "tfdpsq.layers.scale.Scale": keras_rules.scale,
-    "tfdpsq.layers.t5_layers.T5MultiHeadAttention": keras_nlp_rules.t5_attention,
-    "tfdpsq.layers.t5_layers.TokenEmbedding": keras_nlp_rules.reversible_embedding,
+    f"{_NLP}.position_embedding.PositionEmbedding": position_embedding,
+    f"{_NLP}.reversible_embedding.ReversibleEmbedding": reversible_embedding,
+    f"{_T5}.t5_layer_norm.T5LayerNorm": t5_layer_norm,
+    f"{_T5}.t5_multi_head_attention.T5MultiHeadAttention": t5_attention,
+    "tfdpsq.layers.folded.Folded": folded,
+    "tfdpsq.layers.scale.Scale": scale,
+    "tfdpsq.layers.t5_layers.T5MultiHeadAttention": t5_attention,
+    "tfdpsq.layers.t5_layers.TokenEmbedding": reversible_embedding,
 }

@@ -21,45 +21,156 @@ it is the *same* step: the caller repeats it with the same rows and the same noi
 that nothing new is seen of the data.
 
 `run` is random and names the run: seeds, states and certificates state it. Until a step
-is paid for, every opening begins a new run, so a copy of the directory that goes on is
-another run. The file is as secret as the data, but `run` tells nothing of it and may be
-released.
+is paid for, every opening begins a new run. The file is as secret as the data, but
+`run` tells nothing of it and may be released.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
-import numbers
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from tfdpsq.privacy.proof.lines import LockedLines
-from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
+from absl import logging
+
+from tfdpsq.validation import DataError, InputError, parse_json
 
 FORMAT = "tfdpsq-ledger/2"
 FILE_NAME = "ledger.jsonl"
 
-_HEADER = {"format": str, "plan": str, "data": str, "steps": int, "run": str}
+_Lines = TypeVar("_Lines", bound="LockedLines")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESTORE = (
-    "Restore the ledger from a backup; it must not be edited. Without it nobody can "
-    "say what was spent: count all its steps as spent"
+    "Restore the ledger from a backup. Without it nobody can say what was spent: count "
+    "all its steps"
 )
+
+
+class LockedLines:
+    """A file that grows by whole lines, locked until `close`; private to its owner.
+
+    A process that dies while it writes leaves a torn last line, without its newline,
+    which the next one to open the file cuts off. The lock (`flock`) ends with its
+    process.
+
+    Attributes:
+      path: the file, absolute.
+      lines: its lines when it was opened, without their newlines.
+    """
+
+    def __init__(self, path: str | os.PathLike, wait: bool = False):
+        """Opens and locks a file, which it creates with its directory if needed.
+
+        Raises:
+          InputError: another process has it open, and not `wait`; or it cannot be
+            written.
+        """
+        self.path = Path(os.path.abspath(path))
+        with _explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            self._descriptor = os.open(self.path, flags, 0o600)
+            try:
+                how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+                fcntl.flock(self._descriptor, how)
+                _flush_folder(self.path.parent)
+                self.lines = self._read()
+            except BaseException:
+                self.close()
+                raise
+
+    def _read(self) -> list[bytes]:
+        """Returns the whole lines, after cutting off a torn one."""
+        content = self.path.read_bytes()
+        *lines, torn = content.split(b"\n")
+        self._size = len(content) - len(torn)
+        if torn:
+            logging.warning("%s: cut off %d bytes of a torn line", self.path, len(torn))
+            os.ftruncate(self._descriptor, self._size)
+        # Lines of a process killed before its flush may be in memory alone.
+        os.fsync(self._descriptor)
+        return lines
+
+    def append(self, line: bytes) -> None:
+        """Adds a line, which is on the device when this returns.
+
+        Raises:
+          InputError: the disk is full, say; the file is then as before.
+        """
+        data = line + b"\n"
+        with _explained(self.path):
+            try:
+                if os.write(self._descriptor, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(self._descriptor)
+            except OSError:
+                # If this fails, too, the next process finds a torn line.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+                raise
+        self._size += len(data)
+
+    def restart(self, first: bytes) -> None:
+        """Replaces all lines by one."""
+        with _explained(self.path):
+            os.ftruncate(self._descriptor, 0)
+        self._size = 0
+        self.append(first)
+
+    def close(self) -> None:
+        """Unlocks the file; does nothing if it is closed."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self: _Lines) -> _Lines:
+        """Returns the open file; the block closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file."""
+        self.close()
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        raise InputError(
+            f"{path}: another process uses it. Wait until that ends, or stop it."
+        ) from error
+    except OSError as error:
+        remedy = "Use a directory that you may write to, on a file system with locks"
+        if error.errno in _FULL:
+            remedy = "Free space there, or lift the quota"
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}). {remedy}, and run the "
+            "same command again to resume."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerSummary:
-    """What a ledger says.
+    """The content of a ledger.
 
-    Attributes:
-      plan: fingerprint of the plan that its steps follow.
-      data: fingerprint of the private data; not for release.
-      steps_allowed: logical steps of the plan.
-      steps_paid: logical steps paid, from the first on.
-      run: random name of the run, 32 hex digits.
+    Attributes are as in `Ledger`, and the fingerprints of plan and private data; the
+    latter is not for release.
     """
 
     plan: str
@@ -69,13 +180,15 @@ class LedgerSummary:
     run: str
 
 
-class Ledger:
+class Ledger(LockedLines):
     """An open ledger, locked against every other process until closed.
 
-    Not for several threads at once. Also a context manager that closes it.
+    Not for several threads at once.
 
     Attributes:
-      summary: what it says now.
+      run: random name of the run, 32 hex digits; may be released.
+      steps_allowed: logical steps of the plan.
+      steps_paid: logical steps paid, from the first on.
     """
 
     def __init__(
@@ -87,7 +200,7 @@ class Ledger:
         steps_taken: int = 0,
         repeats: bool = False,
     ):
-        """Makes a ledger, or reopens the one of the same plan and data.
+        """Creates a ledger, or reopens the one of the same plan and data.
 
         Args:
           path: the file, on a file system with locks. It belongs with the private
@@ -106,51 +219,32 @@ class Ledger:
         """
         header = {
             "format": FORMAT,
-            "plan": _text("plan_fingerprint", plan_fingerprint),
-            "data": _text("data_fingerprint", data_fingerprint),
-            "steps": int(positive_integer("steps", steps)),
+            "plan": plan_fingerprint,
+            "data": data_fingerprint,
+            "steps": int(steps),
             "run": secrets.token_hex(16),
         }
-        self._file = LockedLines(path)
+        super().__init__(path)
         try:
-            found = _summary(self.path, self._file.lines) if self._file.lines else None
-            paid = found.steps_paid if found else 0
-            if paid < steps_taken:
+            found = _summary(self.path, self.lines)
+            if found.steps_paid < steps_taken:
                 raise DataError(
                     self.path,
-                    f"it pays for {paid} steps, and a saved state is that after "
-                    f"{steps_taken}",
+                    f"it pays for {found.steps_paid} steps, and a saved state is that "
+                    f"after {steps_taken}",
                     "Lines of the ledger were lost: restore it from a backup",
                 )
-            if found and paid and not (repeats and found.plan == plan_fingerprint):
+            again = repeats and found.plan == plan_fingerprint
+            if found.steps_paid and not again:
                 _require_same(self.path, found, header)
-                self.summary = found
             else:
-                self._file.restart(_json(header))
-                self.summary = _summary(self.path, [_json(header)])
+                self.restart(_json(header))
+                found = _summary(self.path, [_json(header)])
         except BaseException:
-            self._file.close()
+            self.close()
             raise
-
-    @property
-    def path(self) -> Path:
-        """The file, absolute."""
-        return self._file.path
-
-    @property
-    def steps_allowed(self) -> int:
-        """Logical steps of the plan."""
-        return self.summary.steps_allowed
-
-    @property
-    def steps_paid(self) -> int:
-        """Logical steps paid, from the first on."""
-        return self.summary.steps_paid
-
-    @property
-    def run(self) -> str:
-        """Random name of the run, 32 hex digits; may be released."""
-        return self.summary.run
+        self.run, self.steps_allowed = found.run, found.steps_allowed
+        self.steps_paid = found.steps_paid
 
     def pay(self, step: int) -> bool:
         """Pays for a logical step; to be called right before its update.
@@ -163,82 +257,49 @@ class Ledger:
         | beyond the plan        | InputError: overspending                      |
         | any, and the disk full | InputError: not paid, ledger as before        |
 
-        Args:
-          step: number of the step, from 0.
-
-        Raises:
-          InputError: as above. The step must then not run.
+        After an error the step must not run.
         """
-        whole = isinstance(step, numbers.Integral) and not isinstance(step, bool)
-        if not whole or step < 0:
-            raise InputError(f"step is {step!r}; it must be an integer of at least 0.")
         paid, allowed = self.steps_paid, self.steps_allowed
         if step >= allowed:
             raise InputError(
-                f"{self.path}: step {step} would overspend: the plan has {allowed} "
-                f"steps, 0 to {allowed - 1}. Stop here, or make a new plan that "
-                "counts more steps, with the noise they need, and train from the "
-                "start."
+                f"{self.path}: step {step} would overspend a plan of {allowed} steps. "
+                "Stop here, or train from the start by a plan of more steps."
             )
-        if step < paid:
+        if 0 <= step < paid:
             return False
-        if step > paid:
+        if step != paid:
             raise InputError(
-                f"{self.path}: step {step} comes after a gap: {paid} steps are paid, "
-                f"so step {paid} is next. Resume from the checkpoint that belongs to "
-                "this ledger."
+                f"{self.path}: step {step} is not the next one, {paid}. Resume from "
+                "the checkpoint that belongs to this ledger."
             )
-        self._file.append(_json({"step": paid}))
-        self.summary = dataclasses.replace(self.summary, steps_paid=paid + 1)
+        self.append(_json({"step": paid}))
+        self.steps_paid += 1
         return True
-
-    def close(self) -> None:
-        """Unlocks the file. Does nothing where it is closed."""
-        self._file.close()
-
-    def __enter__(self) -> Ledger:
-        """Returns the ledger."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes the ledger."""
-        self.close()
 
 
 def read_ledger(path: str | os.PathLike) -> LedgerSummary:
-    """Reads a ledger, without locking it; it may be in use.
-
-    A torn last line counts as unpaid, as for `Ledger`; without a whole line nothing is
-    paid, of no plan.
+    """Reads a ledger, which may be in use; a torn last line counts as unpaid.
 
     Raises:
       DataError: there is no ledger, or a line is damaged.
     """
-    target = Path(path)
     try:
-        content = target.read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise DataError(
-            target,
+            path,
             f"cannot be read ({error.strerror})",
             f"Give the {FILE_NAME} that training wrote",
         ) from error
-    return _summary(target, content.split(b"\n")[:-1])
+    return _summary(Path(path), content.split(b"\n")[:-1])
 
 
 def ledger_in(directory: str | os.PathLike | None, plan: str) -> LedgerSummary | None:
-    """Returns the ledger in a directory; `None` where there is none of this plan."""
-    path = None if directory is None else Path(directory) / FILE_NAME
-    if path is None or not path.exists():
+    """Returns the ledger in a directory; `None` if there is none of this plan."""
+    if directory is None or not (path := Path(directory) / FILE_NAME).exists():
         return None
     found = read_ledger(path)
     return found if found.plan == plan else None
-
-
-def _text(name: str, value: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{name} is {value!r}; it must be a text, not empty.")
-    return value
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -246,48 +307,37 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _summary(path: Path, lines: Sequence[bytes]) -> LedgerSummary:
-    """Checks all lines of a ledger.
-
-    Raises:
-      DataError: one is damaged, missing or repeated.
-    """
+    """Reads and checks all lines; damaged, missing or repeated ones are a DataError."""
     if not lines:  # its process was killed before it wrote the header
         return LedgerSummary("", "", 0, 0, "")
     try:
         header = parse_json(lines[0])
-        found = header["format"]
-        sound = {key: type(value) for key, value in header.items()} == _HEADER
-    except (ValueError, KeyError, TypeError, AttributeError):
-        found, sound = None, False
-    if found != FORMAT and str(found).startswith(FORMAT.split("/")[0]):
-        raise DataError(path, f"format is {found!r}", f"This tfdpsq reads {FORMAT}", 1)
-    if not sound or found != FORMAT:
+        names = ("plan", "data", "steps", "run")
+        plan, data, steps, run = (header[name] for name in names)
+        if header["format"] != FORMAT:
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
         # Not quoted: another file may have been given, of private queries, say.
-        raise DataError(path, "the line is not a ledger's header", _RESTORE, 1)
-    steps = len(lines) - 1
+        problem = f"the line is not the header of a {FORMAT} file"
+        raise DataError(path, problem, _RESTORE, 1) from error
     for number, line in enumerate(lines[1:]):
-        if line != _json({"step": number}) or number >= header["steps"]:
+        if line != _json({"step": number}) or number >= steps:
             raise DataError(
                 path, f"the line is not that of step {number}", _RESTORE, number + 2
             )
-    return LedgerSummary(
-        header["plan"], header["data"], header["steps"], steps, header["run"]
-    )
+    return LedgerSummary(plan, data, steps, len(lines) - 1, run)
 
 
 def _require_same(path: Path, found: LedgerSummary, wanted: Mapping[str, Any]) -> None:
-    """Refuses a ledger with steps paid for something else."""
+    # Fingerprints are not quoted: guesses at the data could be tested on them.
     for what, there, now in (
         ("the private data", found.data, wanted["data"]),
         ("the number of steps", found.steps_allowed, wanted["steps"]),
         ("the plan", found.plan, wanted["plan"]),
     ):
         if there != now:
-            # The data's fingerprint is not quoted: guesses could be tested on it.
-            shown = f": {there} when the ledger was made, {now} now"
             raise InputError(
-                f"{path}: {what} changed{'' if there == found.data else shown}, "
-                f"and {found.steps_paid} steps are paid. Restore the data, the spec "
-                "and the dp-accounting that it was made with, or begin a new run with "
-                "another ledger, whose spending adds up with this one's."
+                f"{path}: {what} changed, and {found.steps_paid} steps are paid. "
+                "Restore data, spec and dp-accounting, or begin a run in another "
+                "directory, whose cost adds up with this one's."
             )

@@ -1,4 +1,4 @@
-"""The taint list: what was read of the private data outside the privacy budget.
+"""Reads of private data outside the privacy budget.
 
 Clipping and noise cover the steps of training, and ε counts those alone. Whatever
 else looks at private data is not covered: validation metrics on private queries, a
@@ -15,12 +15,10 @@ from pathlib import Path
 
 from absl import logging
 
-from tfdpsq.privacy.proof.lines import LockedLines
+from tfdpsq.privacy.proof.ledger import LockedLines
 from tfdpsq.validation import DataError, InputError, parse_json
 
 FILE_NAME = "private_reads.jsonl"
-
-_RESTORE = "Restore the file from a backup; it must not be edited"
 
 
 class PrivateReads:
@@ -34,16 +32,15 @@ class PrivateReads:
     def __init__(
         self, path: str | os.PathLike | None = None, strict: bool = False
     ) -> None:
-        """Takes up the list a file holds, if there is one.
+        """Reads the list of a file, if there is one.
 
         Args:
-          path: JSON lines, made with the first entry; `None` keeps the list in
+          path: JSON lines, created with the first entry; `None` keeps the list in
             memory. Several processes may share one file.
-          strict: refuse every private read.
+          strict: see the class.
 
         Raises:
-          DataError: a line of the file is damaged.
-          InputError: the file cannot be read.
+          InputError: the file cannot be read, or a line of it is damaged.
         """
         self.path = None if path is None else Path(os.path.abspath(path))
         self.strict = strict
@@ -54,28 +51,20 @@ class PrivateReads:
 
     @property
     def entries(self) -> list[dict[str, str]]:
-        """Lists the reads, each a dict of "what" and "where", for the certificate."""
+        """The reads, each a dict of "what" and "where"."""
         return [dict(entry) for entry in self._entries]
 
     def record(self, what: str, where: str) -> None:
-        """Notes a read of private data; to be called before it happens.
-
-        With a file, the entry is on the device when this returns. An entry that is
-        there is not repeated.
+        """Records a read of private data; to be called before it happens.
 
         Args:
-          what: what is read, as the certificate is to say it: the kind of thing,
-            nothing of its content.
+          what: kind of thing that is read, nothing of its content.
           where: where it goes: who or what gets to see it.
 
         Raises:
           InputError: strict mode, or the file cannot be written; the read must
             then not happen.
-          DataError: a line of the file is damaged.
         """
-        for name, value in (("what", what), ("where", where)):
-            if not isinstance(value, str) or not value.strip():
-                raise InputError(f"{name} is {value!r}; say in words {name} it is.")
         if self.strict:
             raise InputError(
                 f"strict mode refuses a read of private data outside the budget: "
@@ -85,10 +74,8 @@ class PrivateReads:
         entry = {"what": what, "where": where}
         if entry not in self._warned:
             self._warned.append(entry)
-            # Half a surrogate pair is text to Python, but to few that take logs.
-            shown = f"{what} (where: {where})".encode("utf-8", "backslashreplace")
             logging.warning(
-                "private read, covered by no epsilon: %s", shown.decode("utf-8")
+                "private read, covered by no epsilon: %s (where: %s)", what, where
             )
         if self.path is not None:
             self._entries = _share(self.path, entry)
@@ -98,23 +85,18 @@ class PrivateReads:
 
 def _share(path: Path, entry: dict[str, str] | None) -> list[dict[str, str]]:
     """Returns a file's entries, after adding one that is new among them."""
-    file = LockedLines(path, wait=True)
-    try:
+    with LockedLines(path, wait=True) as file:
         entries = [_parsed(path, n, line) for n, line in enumerate(file.lines, 1)]
         if entry is not None and entry not in entries:
             file.append(json.dumps(entry, sort_keys=True).encode())
             entries.append(entry)
-    finally:
-        file.close()
     return entries
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, str]:
     try:
         entry = parse_json(line)
-        sound = set(entry) == {"what", "where"}
-    except (ValueError, TypeError):
-        sound = False
-    if not sound or not all(isinstance(value, str) for value in entry.values()):
-        raise DataError(path, f"{line[:60]!r} is not an entry", _RESTORE, number)
-    return entry
+        return {"what": entry["what"], "where": entry["where"]}
+    except (ValueError, TypeError, KeyError) as error:
+        remedy = "Restore the file from a backup"
+        raise DataError(path, "the line is not an entry", remedy, number) from error

@@ -1,21 +1,21 @@
 """Rows of a logical step: Poisson and shuffled batches, over users too.
 
 Every draw is a pure function of a secret seed and the step number: a resumed run
-repeats it exactly, asking for one step never moves another, and nothing of the
-size of the data is held. A *unit* is what the guarantee protects: a row of the
-data by itself, or a user who owns several.
+repeats it exactly, and asking for one step never moves another. A *unit* is what the
+guarantee protects: a row of the data by itself, or a user who owns several.
 
 | sampler | units of a step | what the accounting rests on |
 |---|---|---|
 | `PoissonSampler` | each independently with probability q, at most M | amplification |
 | `ShuffledSampler` | exactly B, each at most once an epoch | once per epoch, no more |
 | `UserSampler` | one of the above; then k rows of each unit | as the sampler of units |
-| `DealtSampler` | the first, each dealt to one of G groups | as the first |
+| `DealtSampler` | the first, each dealt to one of G microbatches | as the first |
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 from collections.abc import Sequence
 from typing import Any, Union
@@ -23,24 +23,11 @@ from typing import Any, Union
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.privacy.randomness.secure import KEY_BITS, SecureSource, SecureStream
-
-# Streams of one seed that never meet: see `_generator`.
-_UNITS, _ROWS, _EPOCH, _DEALT = 0, 1, 2, 3
-# The same of a secure source.
-_PURPOSES = ("units", "rows", "epoch", "dealing")
-# Rounds of the shuffle. Hoang, Morris & Rogaway 2012 (theorem 2) ask for about
-# 6·log2(n), which is 128 for more units than anybody has.
-_ROUNDS = 128
-_LARGEST_SHUFFLE = 1 << 62  # sums of two positions must fit into an int64
+from tfdpsq.privacy.randomness.secure import KEY_BITS, PURPOSES, SecureSource
 
 
 def fresh_seed(secure: bool = False) -> int:
-    """Fresh bits from the operating system. As secret as the data: never release.
-
-    Args:
-      secure: for a `SecureSource`, 256 bits; else 128.
-    """
+    """128 fresh bits, or 256 for a `SecureSource`. As secret as the data."""
     return secrets.randbits(KEY_BITS if secure else 128)
 
 
@@ -49,11 +36,9 @@ class Draw:
     """The rows of one logical step.
 
     Attributes:
-      indices: [R] int64, rows of the data; where `weights` is 0 the entry is
-        padding and points at row 0.
+      indices: [R] int64, rows of the data, 0 for padding.
       weights: [R] float32, 1 for a drawn row and 0 for padding.
-      count: leading rows in use, 0 ≤ count ≤ R; all further ones are padding.
-        Private: never log it.
+      count: leading rows in use, all further ones being padding. Private.
     """
 
     indices: np.ndarray
@@ -61,11 +46,9 @@ class Draw:
     count: int
 
 
+@dataclasses.dataclass(frozen=True)
 class PoissonSampler:
-    """Draws each of n units independently, truncated at a static maximum.
-
-    A draw of more than M units keeps a uniformly random M of them; the plan that
-    makes the sampler accounts for this.
+    """Draws each of n units independently, and keeps a uniformly random M of more.
 
     What is computed is: how many, K ~ Bin(n, q); then min(K, M) distinct units,
     uniformly, in random order. This is the same law. Under independent inclusion
@@ -74,51 +57,35 @@ class PoissonSampler:
     are equally likely, which is what is drawn. In uniformly random order the first
     M of S are a uniformly random subset of it, and all ordered M-tuples of
     distinct units are equally likely, so the rest need not be drawn.
+
+    Attributes:
+      n: units in the data.
+      sampling_probability: q in (0, 1].
+      max_batch_size: M, the static number of rows a draw is padded to.
+      seed: secret, by default fresh. Only tests fix it.
     """
 
-    def __init__(
-        self,
-        n: int,
-        sampling_probability: float,
-        max_batch_size: int,
-        seed: int | SecureSource | None = None,
-    ):
-        """Prepares the sampler; nothing is drawn yet.
-
-        Args:
-          n: units in the data.
-          sampling_probability: q in (0, 1].
-          max_batch_size: M, the static number of rows a draw is padded to.
-          seed: secret; `None` takes fresh entropy. Only tests fix it.
-
-        Raises:
-          InputError: a value out of range.
-        """
-        self.n = validation.positive_integer("n", n)
-        self.sampling_probability = validation.in_range(
-            "sampling_probability", sampling_probability, 0.0, 1.0, low_open=True
-        )
-        self.max_batch_size = validation.positive_integer(
-            "max_batch_size", max_batch_size
-        )
-        self._seed = fresh_seed() if seed is None else seed
+    n: int
+    sampling_probability: float
+    max_batch_size: int
+    seed: int | SecureSource = dataclasses.field(default_factory=fresh_seed, repr=False)
 
     def draw(self, step: int) -> Draw:
-        """The units of logical step `step`; the same for the same seed and step."""
-        random = _generator(self._seed, step, _UNITS)
-        if isinstance(random, SecureStream):
+        """Returns the units of a logical step, always the same ones."""
+        random = _generator(self.seed, step, "units")
+        if isinstance(self.seed, SecureSource):
             kept = random.poisson_subset(
                 self.n, self.sampling_probability, self.max_batch_size
             )
             return _padded(kept, self.max_batch_size)
         drawn = random.binomial(self.n, self.sampling_probability)
-        # Memory is that of the batch: numpy holds all n only where n < 50·size.
         chosen = random.choice(
             self.n, size=min(int(drawn), self.max_batch_size), replace=False
         )
         return _padded(chosen, self.max_batch_size)
 
 
+@dataclasses.dataclass(frozen=True)
 class ShuffledSampler:
     """Cuts a fresh permutation of n units into batches of exactly B, every epoch.
 
@@ -127,52 +94,27 @@ class ShuffledSampler:
     its accounting rests on (`accounting`): the permutations are independent of
     the data, and need not be uniform for it.
 
-    They are made place by place by the swap-or-not shuffle (Hoang, Morris &
-    Rogaway 2012), so that a batch costs the memory of a batch: a round pairs
-    place x with (k - x) mod n, and a pseudorandom bit of the pair says whether
-    the two are swapped. Each round is its own inverse, so what results is a
-    permutation.
+    Attributes:
+      n: units in the data, at least B.
+      max_batch_size: B, units in every batch.
+      seed: secret, by default fresh. Only tests fix it.
     """
 
-    def __init__(self, n: int, batch_size: int, seed: int | SecureSource | None = None):
-        """Prepares the sampler; nothing is drawn yet.
-
-        Args:
-          n: units in the data.
-          batch_size: B, units in every batch.
-          seed: secret; `None` takes fresh entropy. Only tests fix it.
-
-        Raises:
-          InputError: a value out of range, or B > n.
-        """
-        self.n = validation.positive_integer("n", n)
-        self.max_batch_size = validation.positive_integer("batch_size", batch_size)
-        if n > _LARGEST_SHUFFLE:
-            raise validation.InputError(
-                f"n is {n}; positions are shuffled as 64-bit integers, which hold "
-                "at most 2^62. Use sampler 'poisson'."
-            )
-        if batch_size > n:
-            raise validation.InputError(
-                f"batch_size {batch_size} is larger than the data: n is {n}. "
-                f"Lower batch_size to at most {n}."
-            )
-        self.steps_per_epoch = n // batch_size
-        self._seed = fresh_seed() if seed is None else seed
+    n: int
+    max_batch_size: int
+    seed: int | SecureSource = dataclasses.field(default_factory=fresh_seed, repr=False)
 
     def draw(self, step: int) -> Draw:
-        """The units of logical step `step`; the same for the same seed and step."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        places = np.arange(self.max_batch_size, dtype=np.int64)
-        places += batch * self.max_batch_size
-        random = _generator(self._seed, epoch, _EPOCH)
-        turns = random.integers(self.n, size=_ROUNDS)
-        keys = random.integers(1 << 64, size=(_ROUNDS, 2), dtype=np.uint64)
-        for turn, key in zip(turns, keys):
-            partner = (turn - places) % self.n
-            swapped = _random_bits(np.maximum(places, partner), key)
-            places = np.where(swapped, partner, places)
-        return _padded(places, self.max_batch_size)
+        """Returns the units of a logical step, always the same ones."""
+        epoch, batch = divmod(step, self.n // self.max_batch_size)
+        start = batch * self.max_batch_size
+        order = _permutation(self.n, self.seed, epoch)
+        return _padded(order[start : start + self.max_batch_size], self.max_batch_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _permutation(n: int, seed: int | SecureSource, epoch: int) -> np.ndarray:
+    return _generator(seed, epoch, "epoch").permutation(n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,14 +122,12 @@ class Groups:
     """The rows that each unit owns.
 
     Attributes:
-      rows: [total] int64 (given as any integers), row numbers, those of one unit next
-        to each other.
-      offsets: [units + 1] int64 (likewise), from 0 to total and never falling: unit u
-        owns rows[offsets[u]:offsets[u + 1]]. May be memory-mapped.
+      rows: [total] int64, row numbers, those of one unit next to each other.
+      offsets: [units + 1] int64, from 0 to total and never falling: unit u owns
+        rows[offsets[u]:offsets[u + 1]]. May be memory-mapped.
 
     Raises:
-      InputError: arrays of other shapes or of no integers, offsets that fall or do not
-        end at the number of rows, or a row of two units.
+      InputError: offsets that are not as above, or a row of two units.
     """
 
     rows: np.ndarray
@@ -195,42 +135,23 @@ class Groups:
 
     def __post_init__(self) -> None:
         """Checks that the offsets cut the rows into groups, each row into one."""
-        for name in ("rows", "offsets"):
-            values = np.asanyarray(getattr(self, name))
-            if values.dtype.kind not in "iu":
-                raise validation.InputError(
-                    f"{name} has dtype {values.dtype}, and two of its values may round "
-                    "to one row. Give integers; Groups.of(labels) makes them."
-                )
-            # Differences of unsigned offsets never fall below 0.
-            object.__setattr__(self, name, values.astype(np.int64, copy=False))
-        if self.rows.ndim != 1 or self.offsets.ndim != 1 or len(self.offsets) < 2:
+        rows, offsets = (  # a TypeError for floats, of which two may round to one row
+            np.asanyarray(values).astype(np.int64, casting="same_kind", copy=False)
+            for values in (self.rows, self.offsets)
+        )
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "offsets", offsets)
+        ends = [*offsets[:1], *offsets[1:][-1:]]
+        if ends != [0, len(rows)] or (np.diff(offsets) < 0).any():
             raise validation.InputError(
-                f"rows and offsets have shapes {self.rows.shape} and "
-                f"{self.offsets.shape}; they must be vectors, with one offset more "
-                "than there are units. Groups.of(labels) makes them."
+                f"offsets must rise from 0 to the number of rows, {len(rows)}, in one "
+                "step for each unit; Groups.of(labels) makes them."
             )
-        if (
-            self.offsets[0] != 0
-            or self.offsets[-1] != len(self.rows)
-            or (np.diff(self.offsets) < 0).any()
-        ):
+        # Row -1 is the last one, which another unit owns by its own number.
+        if (rows < 0).any() or len(np.unique(rows)) < len(rows):
             raise validation.InputError(
-                f"offsets must rise from 0 to the number of rows {len(self.rows)}; "
-                f"they go from {self.offsets[0]} to {self.offsets[-1]}. "
-                "Groups.of(labels) makes them."
-            )
-        rows = np.sort(self.rows)
-        if len(rows) and rows[0] < 0:
-            raise validation.InputError(
-                f"rows holds {rows[0]}, which counts from the end: a row that another "
-                "unit owns by its own number would have two owners. Number rows from "
-                "0; Groups.of(labels) does."
-            )
-        if (rows[1:] == rows[:-1]).any():
-            raise validation.InputError(
-                "a row belongs to two units, so leaving one of them out would not "
-                "leave out the row. Give every row one owner; Groups.of(labels) does."
+                "a row belongs to two units, or has a negative number. Number rows "
+                "from 0, each with one owner; Groups.of(labels) does."
             )
 
     def __len__(self) -> int:
@@ -242,77 +163,56 @@ class Groups:
         """The groups of rows that bear the same label.
 
         Args:
-          labels: [rows], whose row each is: integers, or strings.
+          labels: [rows], whose row each is: integers alone, or strings alone. In other
+            types several owners can be equal (None, NaN, rounded numbers). Merged into
+            one unit, an owner who leaves can turn its clipped gradient around, which is
+            twice the sensitivity.
 
         Raises:
-          InputError: no labels, not one for each row, or labels that are neither.
+          InputError: no labels, not one for each row, or labels of other types.
         """
-        # A list as it is: numpy would make 64-bit integers, None or NaN among others
-        # floats or strings, and so of several owners one.
+        # A list as it is: numpy would make floats or strings of None and NaN.
         given = hasattr(labels, "dtype")
         owners = np.asarray(labels) if given else np.asarray(labels, object)
         if owners.ndim != 1 or not len(owners):
             raise validation.InputError(
                 f"labels have shape {owners.shape}; give one label for each row."
             )
-        _require_labels(labels, owners)
+        kinds = {owners.dtype.type}
+        if owners.dtype == object:
+            kinds = {type(one) for one in owners}
+        comparable: tuple[Any, ...] = ((int, np.integer), str, bytes)
+        alike = any(all(issubclass(k, c) for k in kinds) for c in comparable)
+        if np.ma.is_masked(labels) or not alike:
+            found = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise validation.InputError(
+                f"labels are masked or of type {found}. Give integers alone or strings "
+                "alone; rows without a known owner need a label each, or are left out."
+            )
         _, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return cls(np.argsort(owner, kind="stable").astype(np.int64), offsets)
 
 
-def _require_labels(given: Any, owners: np.ndarray) -> None:
-    """Refuses labels of which several could be one, which would merge their owners.
-
-    Of two persons merged into one unit, one that leaves does not take the unit along,
-    but can turn its clipped gradient around: twice the sensitivity.
-    """
-    comparable: tuple[tuple[type, ...], ...] = ((int, np.integer), (str,), (bytes,))
-    if np.ma.is_masked(given):
-        found = "masked"
-    elif owners.dtype.kind in "iuUS":
-        return
-    elif owners.dtype.kind != "O":
-        found = owners.dtype.name
-    elif any(all(isinstance(one, kinds) for one in owners) for kinds in comparable):
-        return
-    else:
-        found = " and ".join(sorted({type(one).__name__ for one in owners}))
-    raise validation.InputError(
-        f"labels are {found}. Give integers alone, or strings alone: others can be "
-        "equal for several owners (NaN, rounded numbers), who would then be one unit. "
-        "Rows of no known owner need a label of their own each, or to be left out."
-    )
-
-
+@dataclasses.dataclass(frozen=True)
 class UserSampler:
-    """Draws users, then k rows of each.
+    """Draws users, then k = `rows_per_unit` rows of each.
 
-    Unit j of a draw occupies places [j·k, (j+1)·k). A user with fewer than k rows
-    gives all of them, and the places left over have weight 0; of more than k
-    rows a uniformly random k are drawn, again in every step.
+    Unit j of a draw occupies places [j·k, (j+1)·k). A user with fewer than k rows gives
+    all of them, the other places having weight 0; of more rows a uniformly random k are
+    drawn, again in every step.
     """
 
-    def __init__(self, units: UnitSampler, groups: Groups, rows_per_unit: int = 1):
-        """Prepares the sampler, k being `rows_per_unit`; nothing is drawn yet.
-
-        Raises:
-          InputError: k below 1, or `units` draws from another number of users.
-        """
-        self.rows_per_unit = validation.positive_integer("rows_per_unit", rows_per_unit)
-        if units.n != len(groups):
-            raise validation.InputError(
-                f"the sampler draws from {units.n} users, but groups has "
-                f"{len(groups)}. Give the sampler the number of groups."
-            )
-        self.units, self.groups = units, groups
+    units: UnitSampler
+    groups: Groups
+    rows_per_unit: int = 1
 
     def draw(self, step: int) -> Draw:
-        """The rows of logical step `step`; the same for the same seed and step."""
+        """Returns the rows of a logical step, always the same ones."""
         users = self.units.draw(step)
         shape = (len(users.indices), self.rows_per_unit)
         indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        random = _generator(self.units._seed, step, _ROWS)
+        random = _generator(self.units.seed, step, "rows")
         offsets, rows = self.groups.offsets, self.groups.rows
         for place, user in enumerate(users.indices[: users.count]):
             start, size = offsets[user], offsets[user + 1] - offsets[user]
@@ -324,45 +224,40 @@ class UserSampler:
         return Draw(indices.ravel(), weights.ravel(), users.count * self.rows_per_unit)
 
 
+@dataclasses.dataclass(frozen=True)
 class DealtSampler:
-    """Deals the units of a draw to G groups, each independently and uniformly.
+    """Deals units to G = `num_microbatches`, independently and uniformly.
 
-    Group g occupies places [g·c, (g + 1)·c). Of more than c units dealt to a group,
-    the first c of the draw's random order are kept.
+    Microbatch g occupies places [g·c, (g + 1)·c), c being the `capacity`. Of more than
+    c units dealt to it, the first c of the draw's random order are kept.
 
-    *One unit more changes one group.* Which group a unit is dealt to depends on its
-    own throw alone, and which of a group's units are kept on those of that group
-    alone. So let x be drawn or not, all else being the same: the groups that x is
-    not dealt to hold exactly the same units in the same order. (Were a draw cut into
-    groups one after the other, x would push a unit out of every later group, and the
-    sum of G clipped gradients could move by 2·G·C.) The throws do not depend on the
-    data, so given them the step is a function f of the units drawn with
-    ‖f(S) − f(S + x)‖ ≤ 2C, and x is drawn with probability q independently of S: the
-    Poisson-subsampled Gaussian mechanism at sensitivity 2C. Averaging over the throws
-    keeps its guarantee, for hockey-stick divergence is jointly convex.
+    *One unit more changes one microbatch.* Which microbatch a unit is dealt to depends
+    on its own throw alone, and which of a microbatch's units are kept on those of that
+    microbatch alone. So let x be drawn or not, all else being the same: the
+    microbatches that x is not dealt to hold exactly the same units in the same order.
+    (Were a draw cut into microbatches one after the other, x would push a unit out of
+    every later one, and the sum of G clipped gradients could move by 2·G·C.) The throws
+    do not depend on the data, so given them the step is a function f of the units drawn
+    with ‖f(S) − f(S + x)‖ ≤ 2C, and x is drawn with probability q independently of S:
+    the Poisson-subsampled Gaussian mechanism at sensitivity 2C. Averaging over the
+    throws keeps its guarantee, for hockey-stick divergence is jointly convex.
     """
 
-    def __init__(self, units: PoissonSampler, groups: int, capacity: int):
-        """Prepares the sampler of G `groups` of `capacity` c; nothing is drawn yet.
-
-        Raises:
-          InputError: a number below 1.
-        """
-        self.groups = validation.positive_integer("groups", groups)
-        self.capacity = validation.positive_integer("capacity", capacity)
-        self.units = units
+    units: PoissonSampler
+    num_microbatches: int
+    capacity: int
 
     def draw(self, step: int) -> Draw:
-        """The rows of logical step `step`; the same for the same seed and step."""
+        """Returns the rows of a logical step, always the same ones."""
         drawn = self.units.draw(step)
-        random = _generator(self.units._seed, step, _DEALT)
-        shape = (self.groups, self.capacity)
+        random = _generator(self.units.seed, step, "dealing")
+        shape = (self.num_microbatches, self.capacity)
         indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        dealt = random.integers(self.groups, size=drawn.count)
-        for group in range(self.groups):
-            own = drawn.indices[: drawn.count][dealt == group][: self.capacity]
-            indices[group, : len(own)] = own
-            weights[group, : len(own)] = 1
+        dealt = random.integers(self.num_microbatches, size=drawn.count)
+        for number in range(self.num_microbatches):
+            own = drawn.indices[: drawn.count][dealt == number][: self.capacity]
+            indices[number, : len(own)] = own
+            weights[number, : len(own)] = 1
         return Draw(indices.ravel(), weights.ravel(), indices.size)
 
 
@@ -378,23 +273,11 @@ def _padded(chosen: np.ndarray, rows: int) -> Draw:
     return Draw(indices, weights, len(chosen))
 
 
-def _generator(
-    seed: int | SecureSource, number: int, stream: int
-) -> np.random.Generator | SecureStream:
-    """The random numbers of one step or epoch; streams of a seed do not meet."""
+def _generator(seed: int | SecureSource, number: int, stream: str) -> Any:
+    """A NumPy `Generator`, or what stands for it, of one step or epoch."""
     if isinstance(seed, SecureSource):
-        return seed.stream(_PURPOSES[stream], number)
+        return seed.stream(stream, number)
     # A spawn key and not a third entry: numpy pads entries with zeros, so that
     # [seed, 3] and [seed, 3, 0] would be the same.
-    sequence = np.random.SeedSequence([seed, number], spawn_key=(stream,))
-    return np.random.default_rng(sequence)
-
-
-def _random_bits(values: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """One pseudorandom bit for each value: [...] int64 and [2] uint64 to bool."""
-    # The finaliser of SplitMix64 (Steele, Lea & Flood 2014), keyed twice.
-    mixed = values.astype(np.uint64) + key[0]
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= key[1]
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed >> np.uint64(63)).astype(bool)
+    key = (PURPOSES.index(stream),)
+    return np.random.default_rng(np.random.SeedSequence([seed, number], spawn_key=key))

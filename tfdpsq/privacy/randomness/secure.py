@@ -1,128 +1,127 @@
-"""Secret random numbers from a cryptographic generator, for `PrivacySpec.secure`.
+"""Secure mode: random numbers of a cryptographic generator, and noise on a grid.
 
-A `SecureSource` holds a key of 256 bits from the operating system's entropy. HKDF
-(SHA-256, RFC 5869) derives one subkey for each purpose. The words of one purpose and
-one step are the ChaCha20 keystream (RFC 8439) under that subkey. Both are those of the
-package `cryptography` (OpenSSL); this module only lays out the nonces:
-
-| bytes of ChaCha20's 16-byte initial state | what                                   |
-|-------------------------------------------|----------------------------------------|
-| 0 to 3, little-endian                     | block counter, from 0                  |
-| 4 to 11, little-endian                    | step, or epoch                         |
-| 12 to 15, little-endian                   | index: the variable's position, else 0 |
-
+**Keystream.** From 256 bits of the operating system's entropy, HKDF (SHA-256, RFC 5869)
+derives one subkey for each purpose. The words of one purpose and one step are the
+ChaCha20 keystream (RFC 8439; OpenSSL's, by the package `cryptography`) under that
+subkey. Of ChaCha20's 16-byte initial state, bytes 0 to 3 count blocks, 4 to 11 hold the
+step or epoch, and 12 to 15 an index: the variable's position, else 0 (little-endian).
 So no two of (purpose, step, index) share a keystream, and a resumed run, another
 replica or another worker with the same key repeats every word.
 
-| purpose   | what is drawn                                                       |
-|-----------|---------------------------------------------------------------------|
-| `units`   | a coin for each unit, and the order of those drawn                   |
-| `rows`    | a sampled user's rows                                                |
-| `epoch`   | the permutation of an epoch of shuffled batches                      |
-| `dealing` | the group of each unit drawn                                         |
-| `noise`   | the noise of one variable in one step; see `grid`                    |
-| `dropout` | a seed for TensorFlow's generator, which draws dropout masks         |
-| `global`  | TensorFlow's global seed, for code that `tf.py_function` hides       |
+**Grid.** Noise drawn and added in floating point leaks: which low-order bits a noised
+sum can have depends on the sum (Mironov 2012, *On Significance of the Least Significant
+Bits for Differential Privacy*; Jin et al. 2022 for Gaussians). The sum x of clipped
+gradients, which has d coordinates, is released as
+
+    γ·(⌊x/γ⌉ + ⌊N/γ⌉),    N ~ N(0, (σΔ')²) on each coordinate,
+
+where ⌊·⌉ rounds to an integer, γ (`grid_step`) is a power of two, and integers of 64
+bits are added, which is exact.
+
+*It is the Gaussian mechanism.* ⌊x/γ⌉ is an integer, so ⌊x/γ⌉ + ⌊N/γ⌉ =
+⌊(γ⌊x/γ⌉ + N)/γ⌉: what is released is a function of γ⌊x/γ⌉ + N, the Gaussian mechanism
+in real numbers on rounded sums. By post-processing all accounting of the Gaussian
+mechanism holds as it is, sampling included. (The discrete Gaussian of Canonne, Kamath &
+Steinke 2020 has another law, of which only concentrated DP is proven, and that not
+for subsampling.) Rounding to a common grid with more noise for it is what Google's
+*Secure Noise Generation* (2020) does for other laws.
+
+*Sensitivity.* Rounding moves each coordinate by at most γ/2, so a sum by γ√d/2. Where
+one unit moves x by at most Δ, it moves the rounded sum by at most Δ + γ√d. With
+γ ≤ Δ·2^-36 and d ≤ 2^40 that is at most Δ' = Δ·(1 + 2^-16), to which the noise is
+scaled. Should a coordinate not fit, it is cut at ±2^61 steps, which moves no two sums
+further apart.
+
+*The integers have the law of ⌊N/γ⌉ exactly*, up to a total variation of 2^-100: see
+`RoundedGaussian`.
+
+What this does not mend: x itself is computed in floating point, and Δ bounds the sum of
+clipped gradients in real numbers.
 """
 
 from __future__ import annotations
 
+import bisect
+import concurrent.futures
+import decimal
 import fractions
+import functools
+import hmac
 import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpsq import validation
 
 KEY_BITS = 256
 GENERATOR = "ChaCha20"
-PURPOSES = ("units", "rows", "epoch", "dealing", "noise", "dropout", "global")
+PURPOSES = ("units", "rows", "epoch", "dealing", "noise")
 _LABEL = b"tfdpsq secure/1 "
-# The block counter has 32 bits, and a block 8 words.
-_LARGEST_STREAM = 8 << 32
-# Units whose coins are held at a time.
-_COINS = 1 << 20
+# The grid: γ ≤ Δ·2^-36, d ≤ 2^40, and so γ√d ≤ Δ·2^-16.
+_STEP_BITS, MOST_WEIGHTS, ROUNDING = 36, 1 << 40, 2.0**-16
+# Sensitivities between which no scaled sum leaves the range of float32.
+SMALLEST, LARGEST = 2.0**-60, 2.0**60
+_LARGEST_SUM = 2.0**61
+# Beyond 13 deviations there are 2^-126 of all normal numbers. A piece of the proposal
+# is between 2^-7 and 2^-6 deviations wide.
+_DEVIATIONS, _PIECE_BITS = 13, 6
+_TABLE_BITS, _GUIDE_BITS, _DIGITS = 128, 16, 60
+# Float64 errs by less than 2^-48 in what is compared.
+_MARGIN = 2.0**-40
+_CHUNK = 1 << 15
+_LOW = np.uint64((1 << 63) - 1)
+
+
+def subkey(seed: int, purpose: str) -> bytes:
+    """32 bytes for one purpose, which tell nothing about the seed or other purposes.
+
+    HKDF-SHA256 (RFC 5869) without salt; `seed` is below 2^256, as secret as the data.
+    """
+    extracted = hmac.digest(bytes(32), int(seed).to_bytes(32, "big"), "sha256")
+    return hmac.digest(extracted, _LABEL + purpose.encode() + b"\x01", "sha256")
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """The first 128 bits of a `subkey`, for other generators."""
+    return int.from_bytes(subkey(seed, purpose)[:16], "big")
 
 
 class SecureSource:
-    """All streams of one key.
-
-    Attributes:
-      key: 32 bytes; as secret as the data.
-
-    Raises:
-      ImportError: the package `cryptography` is not installed.
-    """
+    """All streams of one secret seed, below 2^256."""
 
     def __init__(self, seed: int):
-        """Takes the key.
-
-        Args:
-          seed: at least 0, below 2^256. As secret as the data.
-        """
-        self.key = int(seed).to_bytes(KEY_BITS // 8, "big")
-        self._subkeys = {purpose: self._derived(purpose) for purpose in PURPOSES}
+        """Derives a key for each purpose; an InputError where `require` raises it."""
+        require()
+        self._subkeys = {purpose: subkey(seed, purpose) for purpose in PURPOSES}
 
     def stream(self, purpose: str, step: int, index: int = 0) -> SecureStream:
-        """The random words of one purpose in one step, from their beginning.
-
-        Args:
-          purpose: one of `PURPOSES`.
-          step: logical step or epoch, at least 0.
-          index: tells streams of the same step apart, at least 0.
-        """
+        """The words of one of `PURPOSES` in a step, or epoch, from their beginning."""
         nonce = step.to_bytes(8, "little") + index.to_bytes(4, "little")
         return SecureStream(self._subkeys[purpose], nonce)
-
-    def seed(self, purpose: str) -> int:
-        """128 bits for another generator, which tell nothing about the key."""
-        return int.from_bytes(self._subkeys[purpose][:16], "big")
-
-    def _derived(self, purpose: str) -> bytes:
-        _, hashes, hkdf = _cryptography()
-        derivation = hkdf.HKDF(
-            hashes.SHA256(), KEY_BITS // 8, salt=None, info=_LABEL + purpose.encode()
-        )
-        return derivation.derive(self.key)
 
 
 class SecureStream:
     """A sequence of independent uniform 64-bit words, and exact draws from them.
 
-    `integers` and `choice` take the arguments that samplers give to the methods of
-    `numpy.random.Generator` of the same names.
+    `integers`, `permutation` and `choice` stand for the methods of NumPy's `Generator`.
     """
 
     def __init__(self, key: bytes, nonce: bytes):
         """Begins the keystream of a key of 32 bytes and a nonce of 12."""
-        ciphers, _, _ = _cryptography()
+        ciphers = require()
         chacha = ciphers.algorithms.ChaCha20(key, bytes(4) + nonce)
         self._cipher = ciphers.Cipher(chacha, mode=None).encryptor()
-        self._left = _LARGEST_STREAM
 
     def words(self, count: int) -> np.ndarray:
-        """The next `count` words, [count] uint64.
-
-        Raises:
-          InputError: more than 256 GiB from one stream.
-        """
-        self._left -= count
-        if self._left < 0:
-            raise validation.InputError(
-                "one draw needs more than 256 GiB of random bits, where ChaCha20's "
-                "counter would begin again. Train fewer weights."
-            )
+        """The next words, [count] uint64, of the 2^35 (256 GiB) that a stream has."""
         return np.frombuffer(self._cipher.update(bytes(8 * count)), "<u8")
 
     def integers(self, bound: int, size: Any = 1, dtype: Any = np.int64) -> np.ndarray:
-        """Independent integers, exactly uniform on [0, bound).
-
-        Args:
-          bound: from 1 to 2^64.
-          size: number or shape of the result.
-          dtype: of the result.
-        """
+        """Integers, [*size], independent and exactly uniform on [0, bound ≤ 2^64)."""
         count = int(np.prod(size))
         # Words beyond the last whole multiple of `bound` are drawn again.
         most = np.uint64((1 << 64) // bound * bound - 1)
@@ -133,11 +132,11 @@ class SecureStream:
             found %= np.uint64(bound)
         return found.astype(dtype).reshape(size)
 
-    def order(self, count: int) -> np.ndarray:
+    def permutation(self, count: int) -> np.ndarray:
         """A uniformly random permutation of [0, count), int64.
 
-        That which sorts independent tags. Given that no two tags are equal, all orders
-        are equally likely; equal tags are drawn again.
+        It sorts independent tags. Given that no two tags are equal, all orders are
+        equally likely; equal tags are drawn again.
         """
         while True:
             tags = self.words(count)
@@ -146,10 +145,8 @@ class SecureStream:
                 return order
 
     def choice(self, count: int, size: int, replace: bool = False) -> np.ndarray:
-        """The first `size` of a random order of [0, count)."""
-        if replace:
-            raise ValueError("drawn without replacement only")
-        return self.order(count)[:size]
+        """The first `size` of a random order of [0, count); never with replacement."""
+        return self.permutation(count)[:size]
 
     def poisson_subset(self, n: int, probability: float, most: int) -> np.ndarray:
         """Units drawn by independent coins, truncated, in random order.
@@ -162,33 +159,164 @@ class SecureStream:
 
         Args:
           n: number of units.
-          probability: q in (0, 1].
+          probability: q in [2^-64, 1].
           most: M; of more units, a uniformly random M are kept.
         """
         bound = math.floor(fractions.Fraction(probability) * (1 << 64))
-        last = np.uint64(max(bound, 1) - 1)
-        drawn = [np.zeros(0, np.int64)]
-        for start in range(0, n if bound else 0, _COINS):
-            coins = self.words(min(_COINS, n - start))
-            drawn.append(start + np.flatnonzero(coins <= last))
-        units = np.concatenate(drawn)
-        return units[self.order(len(units))][:most]
+        units = np.flatnonzero(self.words(n) <= np.uint64(bound - 1))
+        return units[self.permutation(len(units))][:most]
 
 
-def require() -> None:
-    """Refuses secure mode where its generator is not installed."""
-    _cryptography()
+def require() -> Any:
+    """Returns the generator's module; an InputError says how to install it."""
+    return validation.library(
+        "cryptography.hazmat.primitives.ciphers",
+        "secure is True, but its cryptographic generator is not installed: pip install "
+        "'tfdpsq[secure]' (the package cryptography), or set secure to False.",
+    )
 
 
-def _cryptography() -> tuple[Any, Any, Any]:
-    """The modules of `cryptography` for ciphers, hashes and HKDF."""
-    try:
-        from cryptography.hazmat.primitives import ciphers, hashes
-        from cryptography.hazmat.primitives.kdf import hkdf
-    except ImportError as error:
-        raise validation.InputError(
-            "secure is True, but its cryptographic generator is not installed: pip "
-            "install 'tfdpsq[secure]' (the package cryptography), or set secure to "
-            "False."
-        ) from error
-    return ciphers, hashes, hkdf
+def grid_step(sensitivity: float) -> float:
+    """γ: the largest power of two that is at most Δ·2^-36."""
+    _, exponent = math.frexp(sensitivity)
+    return math.ldexp(1.0, exponent - 1 - _STEP_BITS)
+
+
+def drawn(
+    source: SecureSource, deviation: float, step: int, shapes: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """The noise of one logical step, int64 in steps of the grid.
+
+    Args:
+      source: secret.
+      deviation: σΔ'/γ.
+      step: the logical step; noise is independent of other steps'.
+      shapes: of each variable; noise is independent of other variables'.
+    """
+    law = _law(deviation)
+
+    def of(position: int) -> np.ndarray:
+        stream = source.stream("noise", step, position)
+        shape = shapes[position]
+        return law.draw(stream, math.prod(shape)).reshape(shape)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(of, range(len(shapes))))
+
+
+def noised(
+    sums: Sequence[tf.Tensor], noise: Sequence[tf.Tensor], step: float
+) -> list[tf.Tensor]:
+    """The sums on the grid, plus the noise.
+
+    Args:
+      sums: one float32 or float64 tensor per variable.
+      noise: shaped as `sums`, int64: see `drawn`.
+      step: γ, a power of two, by which floating-point numbers are scaled exactly.
+
+    Returns:
+      Tensors like `sums`, of multiples of γ.
+    """
+    found = []
+    for value, integers in zip(sums, noise):
+        scaled = tf.round(value * tf.constant(1 / step, value.dtype))
+        scaled = tf.clip_by_value(scaled, -_LARGEST_SUM, _LARGEST_SUM)
+        total = tf.cast(scaled, tf.int64) + integers
+        # Integers that the type cannot hold are rounded, to integers: γ divides them.
+        found.append(tf.cast(total, value.dtype) * tf.constant(step, value.dtype))
+    return found
+
+
+class RoundedGaussian:
+    """Draws ⌊s·N(0, 1)⌉ from uniform bits, exactly.
+
+    By von Neumann's rejection: the magnitude X of s·N is proposed from a density that
+    is constant on pieces [jW, (j + 1)W), where it is φ(jW/s), and accepted with
+    probability φ(X/s) / φ(jW/s) = exp(-(W/s)²·f·(j + f/2)) at X = (j + f)·W. W is a
+    power of two, so the bits of f are those of X, and rounding X takes its first ones.
+    On average 99.5 % are accepted.
+
+    Two comparisons decide a draw: which piece a uniform number falls into, and whether
+    another is below that probability. Both are made with 64 bits and in float64, and
+    wherever that leaves a doubt, again with 128 bits and 60 decimal digits: lazy
+    floating-point arithmetic (Ducas & Nguyen 2012, *Faster Gaussian Lattice Sampling
+    Using Lazy Floating-Point Arithmetic*). What remains is less than 2^-100 of total
+    variation a draw: 2^-126 beyond 13 deviations, 2^-117 of the table of pieces, whose
+    up to 1,664 entries are cut to 128 bits, and 2^-120 of the second comparison.
+    """
+
+    def __init__(self, deviation: float):
+        """Computes the table of pieces, for a deviation s from 2^6 to 2^57."""
+        self._shift = math.frexp(deviation)[1] - 1 - _PIECE_BITS  # W = 2^shift
+        pieces = math.ceil(_DEVIATIONS * math.ldexp(deviation, -self._shift))
+        with decimal.localcontext() as context:
+            context.prec = _DIGITS
+            # (W/s)²: s is a float, and so an exact decimal.
+            width = decimal.Decimal(2) ** self._shift / decimal.Decimal(deviation)
+            self._square = width * width
+            weights = [(-self._square * j * j / 2).exp() for j in range(pieces)]
+            whole = sum(weights, decimal.Decimal(0))
+            below, ends = decimal.Decimal(0), []
+            for weight in weights[:-1]:
+                below += weight
+                ends.append(int(below / whole * (1 << _TABLE_BITS)))
+        self._ends = ends  # piece j begins at the j-th, of 128 bits
+        self._first = np.array([end >> 64 for end in ends], np.uint64)
+        # The piece by the first 16 bits, or -1 where these do not tell.
+        rest = 64 - _GUIDE_BITS
+        prefixes = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(rest)
+        low = np.searchsorted(self._first, prefixes, "left")
+        high = np.searchsorted(
+            self._first, prefixes + np.uint64((1 << rest) - 1), "right"
+        )
+        self._guide = np.where(low == high, low, -1).astype(np.int16)
+        self._negative_square = -float(self._square)
+
+    def draw(self, stream: SecureStream, count: int) -> np.ndarray:
+        """Independent integers of this law, [count] int64."""
+        found = np.empty(count, np.int64)
+        for start in range(0, count, _CHUNK):
+            own = found[start : start + _CHUNK]
+            own[:], accepted = self._proposed(stream, len(own))
+            while (again := np.flatnonzero(~accepted)).size:
+                own[again], accepted[again] = self._proposed(stream, len(again))
+        return found
+
+    def _proposed(
+        self, stream: SecureStream, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Proposals, [count] int64, and which of them are accepted."""
+        pick, place, level = stream.words(3 * count).reshape(3, count)
+        piece = self._guide[pick >> np.uint64(64 - _GUIDE_BITS)].astype(np.int64)
+        searched = np.flatnonzero(piece < 0)
+        piece[searched] = np.searchsorted(self._first, pick[searched], "right")
+        # A word equal to the first of an end's two may be below or above that end.
+        tied = searched[self._first[piece[searched] - 1] == pick[searched]]
+        bits = place & _LOW
+        fraction = bits.astype(np.float64)
+        fraction *= 2.0**-63
+        chance = np.exp(self._negative_square * fraction * (piece + 0.5 * fraction))
+        gap = level.astype(np.float64) * 2.0**-64 - chance
+        accepted = gap < 0
+        for at in {*tied.tolist(), *np.flatnonzero(np.abs(gap) < _MARGIN).tolist()}:
+            own = (int(pick[at]), int(bits[at]), int(level[at]))
+            piece[at], accepted[at] = self._decided(*own, stream)
+        rounded = ((bits >> np.uint64(62 - self._shift)) + np.uint64(1)) >> np.uint64(1)
+        magnitude = (piece << self._shift) + rounded.astype(np.int64)
+        return np.where(place > _LOW, -magnitude, magnitude), accepted
+
+    def _decided(
+        self, pick: int, bits: int, level: int, more: SecureStream
+    ) -> tuple[int, bool]:
+        """Piece and acceptance of one proposal, with 64 bits more of each number."""
+        extra = [int(word) for word in more.words(3)]
+        piece = bisect.bisect_right(self._ends, pick << 64 | extra[0])
+        with decimal.localcontext() as context:
+            context.prec = _DIGITS
+            fraction = decimal.Decimal(bits << 64 | extra[1]) / (1 << 127)
+            exponent = -self._square * fraction * (piece + fraction / 2)
+            scaled = decimal.Decimal(level << 64 | extra[2]) / (1 << 128)
+            return piece, scaled < exponent.exp()
+
+
+_law = functools.lru_cache(maxsize=8)(RoundedGaussian)

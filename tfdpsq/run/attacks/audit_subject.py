@@ -21,7 +21,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
 )
 from tfdpsq.privacy import read_certificate
-from tfdpsq.privacy.proof.budget import parents_of
+from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.devices import strategy

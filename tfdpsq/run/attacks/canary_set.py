@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, any_files
-from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import releases
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"
 # Content of `releases.MARK_FILE` in `DATA`, by which a copy of the pairs is known.
 _HOLDS, _CANARIES = "holds", "canaries"
-MARK = {certificate_files.GUARANTEE: releases.PRIVATE, _HOLDS: _CANARIES}
+MARK = {certificates.GUARANTEE: releases.PRIVATE, _HOLDS: _CANARIES}
 OUR_FORMS = ("secret", "own_document", "random_document")
 # The two of the paper's forms that have the secret in a document of their own.
 IN_DOCUMENT = ("paper_own_document", "paper_random_document")
@@ -186,7 +186,7 @@ def _found_in(pairs: str) -> pathlib.Path | None:
     for place in releases.places_of(pairs):
         for folder in (place, *place.parents):
             mark = folder / releases.MARK_FILE
-            if certificate_files.stated(mark, _HOLDS) == _CANARIES:
+            if certificates.stated(mark, _HOLDS) == _CANARIES:
                 return mark
             if (folder / CANARIES_FILE).is_file():  # also of a version without marks
                 return folder / CANARIES_FILE

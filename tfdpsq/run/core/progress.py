@@ -79,7 +79,7 @@ class Progress:
         `measured` says whether to show and keep losses and times; else steps and ε
         alone. `examples` and `tokens` are expected numbers per step, padding included.
         `save_every` is the number of steps between two saved states, 0 where none is
-        saved; `steps_per_loop` is that of one compiled call, reported one by one
+        saved; `steps_per_loop` is the number taken at once, reported one by one
         afterwards, each with an equal share of the call's time.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any
 from tfdpsq import privacy
 from tfdpsq.data.files import write_json
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof import certificate_files, reads
+from tfdpsq.privacy.proof import reads
 from tfdpsq.run.core import outputs, workdir
 
 
@@ -45,8 +45,8 @@ def write_certificate(
     """
     if certificate is None:
         return
-    for path in (directory / name for name in certificate_files.CONFIGS):
+    for path in (directory / name for name in certificates.CONFIGS):
         if path.is_file():
-            marked = {certificate_files.MARK: certificate["digest"]}
+            marked = {certificates.MARK: certificate["digest"]}
             write_json(path, {**workdir.read_json(path), **marked})
     write_json(directory / certificates.FILE_NAME, certificate)

@@ -31,11 +31,10 @@ from tfdpsq import validation
 from tfdpsq.data import any_files
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.run.core import layout
 
 PUBLIC, CERTIFIED = "public", "certified"
-PRIVATE = certificate_files.PRIVATE
+PRIVATE = certificates.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
@@ -341,7 +340,7 @@ def marked(folder: pathlib.Path) -> str | None:
       DataError: one of them is there and cannot be read: see `_mark`.
     """
     found = (_mark(folder / name) or {} for name in _STATING)
-    stating = (values.get(certificate_files.GUARANTEE) for values in found)
+    stating = (values.get(certificates.GUARANTEE) for values in found)
     known = [each for each in stating if each in GUARANTEES]
     return max(known, key=GUARANTEES.index, default=None)
 
@@ -411,7 +410,7 @@ def _folder(place: pathlib.Path) -> pathlib.Path:
 
 def _is_imported(folder: pathlib.Path) -> bool:
     """Returns whether a directory holds private pairs as `import` wrote them."""
-    config = certificate_files.stated(folder / STAGE_FILE, "config")
+    config = certificates.stated(folder / STAGE_FILE, "config")
     marks = (*_STATING[1:], certificates.FILE_NAME)
     return (
         isinstance(config, dict)
@@ -440,9 +439,9 @@ def _stated_elsewhere(path: str) -> str | None:
         of_beir = len(inside) <= 1 or inside[:-1] == ["qrels"]
         imported = isinstance(config, dict) and _OF_IMPORT <= config.keys() and of_beir
         known = [
-            values[certificate_files.GUARANTEE]
+            values[certificates.GUARANTEE]
             for values in found.values()
-            if values.get(certificate_files.GUARANTEE) in GUARANTEES
+            if values.get(certificates.GUARANTEE) in GUARANTEES
         ]
         certificate = None if above else _mark(f"{folder}/{certificates.FILE_NAME}")
         if certificate is not None:

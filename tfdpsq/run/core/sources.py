@@ -41,7 +41,7 @@ from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate, read_ledger
-from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate import FILE_NAME as CERTIFICATE
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.proof.reads import FILE_NAME as READS
@@ -149,7 +149,7 @@ def _part_of_a_set(path: str) -> pathlib.Path | None:
                 return folder / PART_FILE
             # Sets of older versions have no such file.
             manifest = folder.parent / "manifest.json"
-            if folder.name == BEIR and certificate_files.stated(manifest, _SCHEMA) == (
+            if folder.name == BEIR and certificates.stated(manifest, _SCHEMA) == (
                 SCHEMA
             ):
                 return manifest
@@ -203,7 +203,7 @@ def _why_private(place: pathlib.Path) -> str | None:
 
 def _is_set(folder: pathlib.Path) -> bool:
     """Returns whether a directory is a set; one with a damaged manifest is, too."""
-    schema = certificate_files.stated(folder / "manifest.json", _SCHEMA)
+    schema = certificates.stated(folder / "manifest.json", _SCHEMA)
     known = schema in (None, SCHEMA) or (folder / CERTIFICATE).is_file()
     return known and is_free(str(folder))
 

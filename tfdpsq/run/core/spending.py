@@ -22,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, certificate_files, verification
+from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import releases, workdir
 
 # The certificate itself, and what says that one is missing if there is none.
-_MARKED = (FILE_NAME, *certificate_files.MARKED)
+_MARKED = (FILE_NAME, *certificates.MARKED)
 
 
 @dataclasses.dataclass
@@ -151,15 +152,15 @@ def _is_part(folder: pathlib.Path) -> bool:
     """
     if (folder / FILE_NAME).exists():
         return False
-    digests = {certificate_files.digest_in(folder / n) for n in _MARKED[1:]} - {None}
-    above = certificate_files.stated(folder.parent / FILE_NAME, "digest")
+    digests = {certificates.digest_in(folder / n) for n in _MARKED[1:]} - {None}
+    above = certificates.stated(folder.parent / FILE_NAME, "digest")
     return digests == {above}
 
 
 def _require_certificate(found: Found, folder: pathlib.Path) -> None:
     """Refuses a stage's output that was certified, and has no certificate left."""
     stage = folder / releases.STAGE_FILE
-    stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
+    stated = certificates.stated(stage, certificates.GUARANTEE)
     if stated != releases.CERTIFIED or any(folder.rglob(FILE_NAME)):
         return
     if not any(folder in pathlib.Path(path).parents for path in found.refused):
@@ -174,7 +175,7 @@ def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
         if path.name == FILE_NAME:
             certificate = privacy.read_certificate(folder)
         else:
-            certificate = certificate_files.load_certificate(path)
+            certificate = certificates.load_certificate(path)
     except validation.InputError as error:
         found.refused[os.fspath(path)] = str(error)
         return

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.proof import certificate_files, ledger
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import ledger
 from tfdpsq.run.core import layout, releases
 
 # {part of a config: what the names of outputs made with it, and of what these are used
@@ -97,7 +98,7 @@ def _cost_budget(made: pathlib.Path, directory: pathlib.Path) -> bool:
     here is the one that the certificate is of: then it was only made of that output.
     """
     runs = directory / "private" / layout.RUNS
-    ran, stated = _took_steps(runs / made.name), made / certificate_files.FILE_NAME
+    ran, stated = _took_steps(runs / made.name), made / certificates.FILE_NAME
     try:
         if ran:
             written = json.loads(

@@ -36,7 +36,7 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
-from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import layout, outputs, releases, used_parts
 
 STAGE_FILE = releases.STAGE_FILE
@@ -374,12 +374,12 @@ def write_stage(
     stage = {
         **wanted,
         "fingerprint": _fingerprint(wanted),
-        certificate_files.GUARANTEE: output.guarantee,
+        certificates.GUARANTEE: output.guarantee,
         **written_in(output.place),
         "run": secrets.token_hex(8),
         "result": plain(result or {}),
         **made_by(),
-        **certificate_files.digest_beside(directory),
+        **certificates.digest_beside(directory),
     }
     files.write_json(directory / STAGE_FILE, stage)
     return stage

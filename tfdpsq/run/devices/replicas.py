@@ -1,7 +1,7 @@
 """Ordinary training on replicas: each takes an equal share of a batch's rows.
 
 Results are summed over all replicas before use. (Private training distributes rows in
-its own way: see `privacy.compiled`.)
+its own way: see `privacy.step`.)
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Devices:
 
     Attributes:
       strategy: gives the scope; `None` for none.
-      steps_per_loop: steps of private training in one compiled call.
+      steps_per_loop: steps of private training taken, and paid for, at once.
       notice: notes signals to end.
     """
 
@@ -155,7 +155,7 @@ def define_flags() -> Callable[[], dict[str, Any]]:
             "replicas", 0, "For --strategy=mirrored: number of devices; 0 for all GPUs."
         ),
         "steps_per_loop": flags.DEFINE_integer(
-            "steps_per_loop", 1, "Steps of private training in one compiled call."
+            "steps_per_loop", 1, "Steps of private training taken at once."
         ),
     }
 

@@ -138,17 +138,12 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "ε by two accountants": "PLD "
         f"{_epsilon_at(certificate, 'accounting.epsilon_pld')}, RDP "
         f"{_epsilon_at(certificate, 'accounting.epsilon_rdp')} "
-        f"({at('accounting.library')} {at('accounting.library_version')})",
+        f"({at('accounting.library')})",
         "Mechanism": at("mechanism.name"),
         "Noise": f"noise multiplier {at('mechanism.noise_multiplier')}, clip norm "
-        f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}"
-        + (
-            f". {_at(certificate, 'mechanism.noise_in_words')}"
-            if _at(certificate, "mechanism.noise_in_words") != _MISSING
-            else ""
-        ),
+        f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}",
         "Why this sensitivity": at("mechanism.sensitivity_argument"),
-        "Units": f"n = {at('sampler.n')}, {at('sampler.n_in_words')}; "
+        "Units": f"n = {at('sampler.n')}; "
         f"{at('sampler.expected_batch_size')} expected and at most "
         f"{at('sampler.max_batch_size')} a step",
         "Sampler": f"{at('sampler.name')}. {at('sampler.in_words')}",

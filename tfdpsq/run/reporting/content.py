@@ -14,7 +14,7 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
-from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.certificate import Certificate
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.reporting import page
 from tfdpsq.run.reporting.wording import epsilon_symbol, run_label, set_label
@@ -353,7 +353,7 @@ def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
     steps = sorted(
         {round(executed * i / _EPSILON_POINTS) for i in range(_EPSILON_POINTS)}
     )
-    plan, _ = budget.plan_of(certificate)
+    plan = Certificate.from_json(certificate).plan
     spent = [plan.epsilon(step) for step in steps]
     return {
         "step": [*steps, executed],

@@ -17,7 +17,7 @@ import numpy as np
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
-from tfdpsq.privacy import batches, checkpoint
+from tfdpsq.privacy import batches, checkpoint, engines
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.stored_pairs import PooledQueries, Rows, WithVectors
 from tfdpsq.retriever.training import encode_rows
@@ -63,7 +63,7 @@ ARGUMENTS = {
 def declared() -> dict[str, settings.Setting]:
     """Settings of the methods; each method reads its own.
 
-    `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
+    `num_microbatches`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
     `most_documents`: public negatives of a step, the steps they are kept for, and the
     number of documents, evenly spread over the corpus, that they are drawn from
     ("public_negatives"). `microbatch_size`: what is in memory at a time, without effect
@@ -71,7 +71,7 @@ def declared() -> dict[str, settings.Setting]:
     documents and one gradient ("naive").
     """
     return {
-        "clip_groups": settings.Integer(8),
+        "num_microbatches": settings.Integer(8),
         "negatives": settings.Integer(256),
         "refresh_every": settings.Integer(1, 1, settings.STEPS),
         "most_documents": settings.Integer(100_000),
@@ -142,7 +142,7 @@ def make_plan(
         spec = private_training.spec_of(
             config,
             units,
-            clip_groups=config.clip_groups,
+            num_microbatches=config.num_microbatches,
             sensitivity_multiplier=retriever.microbatch_sensitivity_multiplier(),
         )
         return privacy.make_plan(spec)
@@ -257,6 +257,7 @@ def train(
             options = {
                 "microbatch_size": _rows_at_a_time(config, plan),
                 "layers": loss.layers,
+                "engine": config.engine,
                 "before_step": loss.refresh,
                 "state": loss.state,
             }
@@ -269,8 +270,7 @@ def train(
         loss,
         optimizer,
         take,
-        engine=config.engine,
-        units=units.count,
+        units=units,
         directory=context.run_dir,
         data_fingerprint=context.inputs["pairs"],
         save_every=config.save_every,
@@ -361,13 +361,28 @@ def _in_batch_loss(
     if config.method == "naive":
         texts = min(config.microbatch_size, plan.max_rows)
         losses = retriever.NaiveLosses(model, texts)
-        return (
-            lambda batch: privacy.Coupled(*losses(batch)),
-            {"microbatch_size": texts, "layers": losses.layers, "coupled": True},
-        )
+        options = {"engine": naive_engine(losses), "microbatch_size": texts}
+        return model.per_example_losses, {**options, "layers": losses.layers}
     loss = retriever.GroupLosses(model, plan.group_capacity)
     rows = _rows_at_a_time(config, plan)
-    return loss, {"microbatch_size": rows, "layers": loss.layers}
+    options = {"engine": "vectorized", "microbatch_size": rows}
+    return loss, {**options, "layers": loss.layers}
+
+
+def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
+    """Returns an engine that clips the gradient of each row's in-batch loss."""
+
+    def clipped(
+        plan: privacy.PrivacyPlan,
+        batch: Mapping[str, Any],
+        variables: Sequence[Any],
+    ) -> engines.Clipped:
+        of_rows, gradient = losses(batch)
+        return engines.clipped_row_by_row(
+            plan, of_rows, gradient, variables, batch["weights"]
+        )
+
+    return clipped
 
 
 def facts(
@@ -385,6 +400,9 @@ def facts(
     )
     if config.method == "naive":
         found["engine"] = "none: each row's gradient is formed and clipped by itself"
+    if config.method == "microbatch":
+        found["engine"] = "vectorized"
+        found["products_of_clipping"] = "as in tensorflow-privacy"
     if config.method != "public_negatives":
         return found
     found["negatives"] = config.negatives

@@ -38,7 +38,6 @@ _OUTPUT = "output"
 _LATER = (
     "continues",
     "histogram",
-    "noise_window",
     "noiseless_learning_rate",
 )
 # Pairs tokenised at a time.
@@ -163,7 +162,6 @@ def spec_of(
         "steps": config.steps,
         "accountant": config.accountant,
         "sampler": config.sampler,
-        "noise_window": config.get("noise_window") or None,
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
         "secure": config.secure,
@@ -193,7 +191,7 @@ def counting_spec(
         whole.update(
             clip_norm=1.0, batch_size=n, steps=1, epochs=0.0, sampler="poisson"
         )
-    return spec_of(whole, units, noise_window=None)
+    return spec_of(whole, units)
 
 
 def declared_n(
@@ -339,6 +337,8 @@ def train(
     optimizer: Any,
     take: Callable,
     microbatch_size: int,
+    units: Units,
+    on_step: Callable[[int, float], None] | None = None,
     **options: Any,
 ) -> outcomes.Outcome:
     """Calls `privacy.train` on a stage's devices; divergence has an outcome, too.
@@ -353,6 +353,13 @@ def train(
     with devices.scope(), devices.notice.training() as asked:
         # Also variables that are not trained: workers may have different files.
         workers.copy_from_chief(model.variables)
+
+        def told(step: int, loss: float) -> None:
+            if on_step is not None:
+                on_step(step, loss)
+            if asked():
+                raise privacy.Preempted(step)
+
         try:
             paid = privacy.train(
                 plan,
@@ -361,8 +368,9 @@ def train(
                 optimizer,
                 take,
                 microbatch_size,
+                units=units.count if units.groups is None else units.groups,
                 steps_per_loop=devices.steps_per_loop,
-                preempted=asked,
+                on_step=told,
                 **options,
             )
         except privacy.Diverged as error:

@@ -1,0 +1,96 @@
+"""Calls that are easy to get wrong: refused by name, before anything is paid."""
+
+import functools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import plans
+
+from tfdpsq.privacy import (
+    InputError,
+    RunKey,
+    calibrate_noise_multiplier,
+    make_logical_step,
+    train,
+)
+
+_plan = functools.partial(plans.plan, num_units=12, batch_size=4, steps=2)
+
+
+def _layer():
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    return layer
+
+
+@pytest.mark.parametrize(
+    "microbatch_size, options, message",
+    [
+        (2, {"engine": "rowwise"}, "one unit at a time"),
+        (2, {"layers": []}, "must know the layers"),
+        (5, {}, "does not divide"),
+        (0, {}, "microbatch_size"),
+        (2, {"engine": "slow"}, "engine"),
+    ],
+)
+def test_step_names_what_does_not_fit(microbatch_size, options, message):
+    layer, plan = _layer(), _plan()
+    batch = {"x": tf.ones([8, 3]), "weights": tf.ones([8])}
+    with pytest.raises(InputError, match=message):
+        step = make_logical_step(
+            plan,
+            lambda rows: layer(rows["x"])[:, 0],
+            [layer.kernel],
+            tf.keras.optimizers.SGD(0.1),
+            microbatch_size,
+            **{"layers": [layer], **options},
+        )
+        step(batch, tf.constant(8), [], RunKey(plan, 1).step_keys(0))
+
+
+def _train(plan, layer, variables, take, **options):
+    return train(
+        plan,
+        lambda rows: layer(rows["x"])[:, 0],
+        variables,
+        tf.keras.optimizers.SGD(0.1),
+        take,
+        2,
+        layers=[layer],
+        **options,
+    )
+
+
+def test_nothing_to_train_is_refused():
+    with pytest.raises(InputError, match="no variables to train"):
+        _train(_plan(), _layer(), [], lambda rows: {"x": np.ones([len(rows), 3])})
+
+
+def test_rows_that_take_leaves_out_are_noticed_without_epsilon_too():
+    """Where ε is infinite no check runs before the first step."""
+    layer = _layer()
+
+    def take(rows):
+        return {"x": np.ones([min(len(rows), 3), 3], np.float32)}
+
+    with pytest.raises(InputError, match="take returned 3 rows"):
+        _train(_plan(epsilon=math.inf), layer, [layer.kernel], take)
+
+
+def test_events_of_no_steps_and_of_no_privacy():
+    assert _plan().event(0) == dp_accounting.NoOpDpEvent()
+    assert _plan(epsilon=math.inf).event(1) == dp_accounting.NonPrivateDpEvent()
+
+
+def test_epsilon_that_no_noise_reaches_is_refused():
+    """RDP's rounding allowance alone is above it."""
+    with pytest.raises(InputError, match="no noise multiplier"):
+        calibrate_noise_multiplier(1e-9, 1e-5, 0.5, 1000, "rdp")
+
+
+def test_little_noise_is_found_for_a_large_epsilon():
+    sigma = calibrate_noise_multiplier(290.0, 1e-2, 1e-6, 1, "rdp")
+    assert 0 < sigma < 0.05
