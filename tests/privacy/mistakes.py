@@ -501,7 +501,7 @@ A step that is repeated has other dropout masks.
 +             with replayable([], keys
 
 The seeds of one run go on under the ledger of another.
-@ privacy/checkpoint.py privacy/test_paid_steps.py
+@ privacy/checkpoint.py privacy/test_kept_seeds.py
 - if kept.run != run:
 + if False:
 
@@ -605,7 +605,7 @@ Evaluation on private queries is not recorded as a read.
 + pass
 
 The certificate leaves out the reads that no ε covers.
-@ run/finetune.py run/test_job.py
+@ run/finetune.py run/test_finetune.py
 - private_reads=reads,
 + private_reads=[],
 
@@ -656,7 +656,7 @@ The vocabulary is learnt from private queries as well as from public documents.
 
 An error quotes the value of a private row that an operation refused.
 @ privacy/loop.py privacy/test_before_spending.py
-- tf.errors.NotFoundError,
+- tf.errors.InvalidArgumentError,
 """
 
 PRECISION_AND_SECURE = """

@@ -38,6 +38,7 @@ def _finetune(base, name, **options):
     certificate = read_certificate(base / name)
     assert verify_certificate(certificate).problems == ()
     assert certificate["accounting"]["steps_executed"] == 3
+    assert private_training.LOSS_READ in certificate["private_reads"]
     assert stage["result"]["steps_executed"] == 3
     return T5QueryGenerator.from_preset(base / name), certificate
 
