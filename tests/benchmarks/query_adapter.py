@@ -35,7 +35,7 @@ import tensorflow as tf
 from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
-from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import budget, certificate
 from tfdpsq.run import finetune, mine, train_adapter
 from tfdpsq.run.core import layout, sources
 
@@ -220,7 +220,7 @@ def spent(home, names):
     runs = [
         run
         for name in names
-        for run in verification.verified_runs(privacy.read_certificate(home / name))
+        for run in certificate.verified_runs(privacy.read_certificate(home / name))
     ]
     return budget.compose([runs]).epsilon_pld
 

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy.fast import factored, gradient_norms, products
+from tfdpsq.privacy.fast import factored, gradient_norms
 
 # Explicit bits of the mantissa, and the arithmetic that the engine presumes of it.
 DEVICES = {
@@ -33,8 +33,7 @@ class Device:
 
     def __init__(self, patch, name):
         bits, arithmetic = DEVICES[name]
-        multiply, weighted_sum = products.product, factored.weighted_sum
-        form = products.formed
+        multiply, weighted_sum = factored.product, factored.weighted_sum
         operands = []
         self.squared = 0.0
 
@@ -44,10 +43,6 @@ class Device:
             return multiply(
                 tf.constant(one), tf.constant(other), transpose_a, transpose_b
             )
-
-        def formed(left, right):
-            left, right = (tf.constant(rounded(x.numpy(), bits)) for x in (left, right))
-            return form(left, right)
 
         def noted(uses, factors, shape):
             rows = len(factors)
@@ -68,7 +63,6 @@ class Device:
             self.squared += np.sum(added.reshape(rows, -1) ** 2, axis=1)
             return weighted_sum(uses, factors, shape)
 
-        patch.setattr(products, "product", product)
-        patch.setattr(products, "formed", formed)
+        patch.setattr(factored, "product", product)
         patch.setattr(factored, "weighted_sum", noted)
         patch.setattr(gradient_norms, "arithmetic", lambda dtype: arithmetic)

@@ -1,6 +1,6 @@
 """A training run of one worker or several; see test_workers.py.
 
-    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS] [LOOPS] [SECURE]
+    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS] [SECURE]
 
 Without TF_CONFIG it is a run of one process.
 """
@@ -22,7 +22,6 @@ def main(
     output=None,
     other_rows=False,
     on_step=None,
-    steps_per_loop=1,
     secure=False,
 ):
     """Trains, and writes all variables to `output`."""
@@ -65,7 +64,6 @@ def main(
                 data_fingerprint="sixty rows",
                 save_every=4,
                 on_step=on_step,
-                steps_per_loop=steps_per_loop,
             )
         except Preempted:
             return
@@ -80,6 +78,5 @@ if __name__ == "__main__":
         sys.argv[1],
         sys.argv[2],
         "OTHER_ROWS" in sys.argv,
-        steps_per_loop=4 if "LOOPS" in sys.argv else 1,
         secure="SECURE" in sys.argv,
     )

@@ -1,4 +1,4 @@
-"""T5X's Adafactor against the formulas, Keras's, its own state, and what it refuses."""
+"""T5X's Adafactor against the formulas, Keras's, and its own state."""
 
 import math
 
@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy.adafactor import T5XAdafactor
-from tfdpsq.validation import InputError
 
 _SHAPES = {
     "scalar": [],
@@ -164,18 +163,3 @@ def test_its_config_makes_it_again():
     assert type(again) is T5XAdafactor and again.get_config() == made.get_config()
     for name, value in changed.items():
         assert again.get_config()[name] == value, name
-
-
-@pytest.mark.parametrize(
-    "option, value",
-    [
-        ("factored", "yes"),
-        ("beta1", 1.0),
-        ("clipping_threshold", math.nan),
-        ("min_dim_size_to_factor", 1.5),
-        ("epsilon1", 0.0),
-    ],
-)
-def test_values_out_of_range_are_refused_where_it_is_made(option, value):
-    with pytest.raises(InputError, match=f"{option} is {value!r}"):
-        T5XAdafactor(**{option: value})

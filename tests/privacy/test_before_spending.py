@@ -22,14 +22,13 @@ from tfdpsq.privacy import (
     Groups,
     Preempted,
     PrivateModel,
-    RunKey,
     discard_state,
     make_plan,
     read_ledger,
     train,
     workers,
 )
-from tfdpsq.privacy.loop import unquoted_values
+from tfdpsq.privacy.batches import unquoted_values
 from tfdpsq.validation import InputError
 
 # -- Refused with the ledger unpaid ----------------------------------------------
@@ -55,7 +54,7 @@ def _not_for_xla(batch, layer):
     [
         (_only_eagerly, {}, "only eagerly"),
         (_drawn_from_a_state, {}, "31 bits, .* cannot repeat them"),
-        (_not_for_xla, dict(jit_compile=True), "String.*jit_compile to"),
+        (_not_for_xla, dict(jit_compile=True), "String.*Set it to False"),
         (lambda batch, layer: tf.round(linear(batch, layer)), {}, "no gradient"),
         (linear, dict(data=np.array([[1, 2, 3]] * 12, object)), "type object"),
         (linear, dict(seed=5), "a directory, which keeps a secret one"),
@@ -290,26 +289,6 @@ def test_validation_data_are_not_quoted_and_may_be_corrected(tmp_path):
     assert "4711" not in "".join(traceback.format_exception(caught.value))
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
     assert run(ids) == 4
-
-
-def test_failed_call_of_several_steps_counts_them_all():
-    """The first step took effect before the second one met a value that it refused."""
-
-    plan = make_plan(small_spec())
-
-    def drawn(step, seed):
-        draw = plan.sampler(12, RunKey(plan, seed).sampler).draw(step)
-        return draw.indices[: draw.count]
-
-    seed = next(s for s in range(99) if 5 not in drawn(0, s) and 5 in drawn(1, s))
-    data = np.ones([12, 3], np.float32)
-    data[5, 0] = 4711  # no row that is tried
-    options = dict(seed=seed, steps_per_loop=3)
-    with pytest.raises(
-        InputError, match="one of steps 1 to 3.*Count 3 steps"
-    ) as caught:
-        small_run(None, small_spec(), data, losses=_looked_up, **options)
-    assert "4711" not in "".join(traceback.format_exception(caught.value))
 
 
 # -- Random numbers that a resumed run could not repeat ------------------------------

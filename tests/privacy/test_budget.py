@@ -9,8 +9,7 @@ from helpers import plans
 
 from tfdpsq.privacy import PrivacySpec, make_plan
 from tfdpsq.privacy.proof import budget
-from tfdpsq.privacy.proof.certificate import runs_of
-from tfdpsq.privacy.proof.verification import verified_runs
+from tfdpsq.privacy.proof.certificate import runs_of, verified_runs
 from tfdpsq.validation import InputError
 
 _SPEC = PrivacySpec(

@@ -13,7 +13,7 @@ from helpers import plans
 
 from tfdpsq.privacy import PrivacySpec, make_plan, verify_certificate
 from tfdpsq.privacy.proof import budget
-from tfdpsq.privacy.proof.verification import verified_runs
+from tfdpsq.privacy.proof.certificate import verified_runs
 from tfdpsq.validation import InputError
 
 _WHOLE = PrivacySpec(
@@ -213,6 +213,8 @@ def test_plan_within_leaves_what_was_released_before_its_share():
     earlier = verified_runs(_first(small))
     plan = budget.plan_within(_BY_RDP, earlier)
     assert plan.noise_multiplier > make_plan(_BY_RDP).noise_multiplier
+    # Four significant digits: all machines find the same plan.
+    assert plan.spec.epsilon == float(f"{plan.spec.epsilon:.4g}") < _BY_RDP.epsilon
     own = budget.follow(plan, plan.spec.steps, "p2", earlier)
     total = budget.compose([[own, *earlier]])
     assert 0.98 * _BY_RDP.epsilon < total.epsilon_rdp <= _BY_RDP.epsilon

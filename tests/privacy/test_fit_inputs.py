@@ -44,6 +44,7 @@ def _private(loss="mse", **options):
         (dict(directory="gs://bucket/run"), "'gs://bucket/run'"),
         (dict(x=3.0), "fit got a float of shape ()"),
         (dict(y={"a": _Y}), "fit got a dict of shape ()"),
+        (dict(groups=[1] * ROWS), "Give Groups.of(labels)"),
     ],
 )
 def test_arguments_that_fit_cannot_take_are_named(
@@ -61,7 +62,7 @@ def test_arguments_that_fit_cannot_take_are_named(
     "x, y, message",
     [
         (_X[:, :3], _Y, r"expected shape=\(None, 4\)"),
-        (np.where(_X > 9, 1, None), _Y, "holds Python objects .NoneType.. Give ar"),
+        (np.where(_X > 9, 1, None), _Y, "of object, but .* Give arrays of numbers"),
         (_X[:, :0], _Y, r"of shape \(40, 0\)"),
         (np.full_like(_X, np.nan), _Y, "tried, 0 had a finite loss"),
         (_X, np.ones([len(_X), 3, 2]), "Dimensions must be equal|could not|row"),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers.small_runs import small_run, small_spec, unpaid
 
 from tfdpsq.privacy import checkpoint, discard_state, read_ledger
-from tfdpsq.privacy.loop import Kept
+from tfdpsq.privacy.training import Kept
 from tfdpsq.validation import DataError, InputError
 
 

@@ -30,8 +30,8 @@ def _layer():
     "microbatch_size, options, message",
     [
         (2, {"engine": "rowwise"}, "one unit at a time"),
-        (2, {"layers": []}, "must know the layers"),
-        (5, {}, "does not divide"),
+        (2, {"layers": []}, "needs layers"),
+        (5, {}, "a multiple of microbatch_size 5"),
         (0, {}, "microbatch_size"),
         (2, {"engine": "slow"}, "engine"),
     ],
@@ -65,7 +65,7 @@ def _train(plan, layer, variables, take, **options):
 
 
 def test_nothing_to_train_is_refused():
-    with pytest.raises(InputError, match="no variables to train"):
+    with pytest.raises(InputError, match="no gradient|not depend"):
         _train(_plan(), _layer(), [], lambda rows: {"x": np.ones([len(rows), 3])})
 
 

@@ -1,7 +1,6 @@
 """compile and fit for any Keras model, and what they refuse."""
 
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from helpers.fitted import data as _data
 from helpers.fitted import functional as _functional
 from helpers.fitted import plan_of as _plan
 
-from tfdpsq.privacy import Diverged, Preempted, PrivateModel
-from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
+from tfdpsq.privacy import Diverged, PrivateModel
 
 
 def _sequential():
@@ -146,7 +144,7 @@ def test_what_cannot_be_private_is_refused_before_a_step():
     recurrent = tf.keras.Sequential(
         [tf.keras.layers.Reshape([3, 2], input_shape=(6,)), dropping]
     )
-    refused("recurrent_dropout to 0", model=recurrent)
+    refused("in place of its dropout and recurrent_dropout", model=recurrent)
 
 
 @pytest.mark.parametrize("name", ["whole.keras", "whole.h5"])
@@ -273,60 +271,11 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
         assert np.isfinite(values).all()
 
 
-class _Watch(tf.keras.callbacks.Callback):
-    """Records the paid steps at each batch and the weights at each epoch."""
-
-    def __init__(self, ledger, last=None):
-        super().__init__()
-        self._ledger, self._last = ledger, last
-        self.paid, self.at_epochs = [], []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.paid.append(read_ledger(self._ledger).steps_paid)
-        if len(self.paid) == self._last:
-            raise Preempted(self._last)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.at_epochs.append(self.model.model.get_weights())
-
-
-def test_steps_per_execution_are_the_steps_one_by_one(tmp_path):
-    """Paid for before each loop, of which none goes past an epoch or the plan."""
-    plan = _plan(steps=10)
-
-    def fit(name, last=None, **options):
-        private = PrivateModel(_sequential(), plan, microbatch_size=8)
-        loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
-        optimizer = plans.optimizer(0.05, "adam")
-        private.compile(optimizer, loss, **options)
-        watch = _Watch(tmp_path / name / FILE_NAME, last)
-        private.fit(*_data(), directory=tmp_path / name, callbacks=[watch])
-        return private, watch
-
-    with pytest.raises(Preempted):
-        fit("one", last=1)  # whose seeds and state both go on from
-    shutil.copytree(tmp_path / "one", tmp_path / "looped")
-    _, alone = fit("one")
-    assert alone.paid == list(range(2, 11))
-    private, looped = fit("looped", steps_per_execution=3)
-    # Epochs end after 4, 8 and 10 steps: loops are 1-4, 4-7, 7-8, 8-10.
-    assert looped.paid == [4] * 3 + [7] * 3 + [8] + [10] * 2
-    assert private.steps_executed == 10
-    # Also at an epoch's end callbacks find the weights of its last step.
-    assert len(alone.at_epochs) == len(looped.at_epochs) == 3
-    for ours, theirs in zip(looped.at_epochs, alone.at_epochs):
-        for one, other in zip(ours, theirs):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-
-
-def test_steps_of_an_execution_and_of_an_epoch_are_positive_numbers():
+def test_steps_of_an_epoch_are_a_positive_number():
     private = _compiled(_functional(), _plan())
     for value in (0, -4):
         with pytest.raises(ValueError, match=f"steps_per_epoch is {value}"):
             private.fit(*_data(), steps_per_epoch=value)
-    for value in (0, "auto"):
-        with pytest.raises(ValueError, match="steps_per_execution is"):
-            private.compile("sgd", "mse", steps_per_execution=value)
 
 
 def test_mixed_float16_is_refused():

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import plans
 
 from tfdpsq import privacy
-from tfdpsq.privacy.proof import verification
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run import verify
 from tfdpsq.validation import InputError
 
@@ -56,7 +56,7 @@ def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     reads = [entry["what"] for entry in read["private_reads"]]
     assert reads == ["scores of an earlier model", "the training loss of every step"]
     assert "one query moves the sum" in read["mechanism"]["sensitivity_argument"]
-    (run,) = verification.verified_runs(read, "certificate.json")
+    (run,) = certificates.verified_runs(read, "certificate.json")
     assert run.pairs == pairs
 
 

@@ -50,6 +50,8 @@ def test_shuffled_batches_cost_every_epoch_without_amplification():
         assert plan.event(steps) == dp_accounting.SelfComposedDpEvent(gaussian, epochs)
     assert plan.truncation_delta(25) == 0
     assert plan.epsilon(1) == plan.epsilon(10) < plan.epsilon(11)
+    with pytest.raises(InputError, match="accountant is 'bogus'; choose one of"):
+        plan.epsilon(1, "bogus")
     # What Poisson accounting would say of the same noise is lower, and not said.
     poisson = dataclasses.replace(_plan(), noise_multiplier=plan.noise_multiplier)
     assert poisson.epsilon(25) < 0.7 * plan.epsilon(25)

@@ -19,7 +19,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from tfdpsq import privacy
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.fast import gradient_norms, products
+from tfdpsq.privacy.fast import factored, gradient_norms
 
 layers = tf.keras.layers
 C = 0.1
@@ -248,7 +248,7 @@ def test_the_precision_presumed_is_that_of_the_device(
     experimental.enable_tensor_float_32_execution(tensor_float_32)
     try:
         found = gradient_norms.arithmetic(tf.float32, compiled)
-        with products.true_float32():
+        with factored.true_float32():
             inside = gradient_norms.arithmetic(tf.float32, False)
         after = experimental.tensor_float_32_execution_enabled()
     finally:
@@ -264,7 +264,7 @@ def test_products_are_not_rewritten_to_16_bits():
     options, rewrite = tf.config.optimizer, "auto_mixed_precision_onednn_bfloat16"
     options.set_experimental_options({rewrite: True})
     try:
-        with products.true_float32():
+        with factored.true_float32():
             inside = options.get_experimental_options()[rewrite]
         after = options.get_experimental_options()[rewrite]
     finally:

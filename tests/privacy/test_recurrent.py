@@ -71,6 +71,8 @@ def test_a_step_of_fit_is_a_float64_loop_over_rows(make, classes, monkeypatch, c
     with caplog.at_level(logging.WARNING):
         private.fit(x, y)
     assert "rowwise" in caplog.text
+    facts = private.certificate("The engine that ran, not the one asked for.")
+    assert facts["training"]["engine"] == "rowwise"
     for at, variable in enumerate(model.trainable_variables):
         clipped = [factor * each[at] for factor, each in zip(factors, gradients)]
         expected = wide.trainable_variables[at].numpy() - sum(clipped) / ROWS

@@ -1,4 +1,4 @@
-"""Replicas, loops of steps and interruptions change nothing of what is trained."""
+"""Replicas and interruptions change nothing of what is trained."""
 
 import functools
 import json
@@ -85,10 +85,10 @@ def alone(strategy_of):
     return _Run(strategy_of(1))
 
 
-@pytest.mark.parametrize("replicas, steps", [(4, 1), (2, 3)])
-def test_replicas_and_loops_train_the_same_weights(strategy_of, alone, replicas, steps):
+@pytest.mark.parametrize("replicas", [4, 2])
+def test_replicas_train_the_same_weights(strategy_of, alone, replicas):
     """Dropout included: its masks follow from the microbatch, not from the replica."""
-    shared = _Run(strategy_of(replicas), steps_per_loop=steps)
+    shared = _Run(strategy_of(replicas))
     shared.assert_like(alone)
     assert [done for done, _ in shared.losses] == list(range(1, _STEPS + 1))
     np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-4)
@@ -101,9 +101,9 @@ def test_other_rows_would_be_seen(strategy_of, alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"secure": True}])
-def test_replicas_and_loops_of_other_plans_train_the_same(strategy_of, options):
+def test_replicas_of_other_plans_train_the_same(strategy_of, options):
     plan = _plan(**options)
-    shared = _Run(strategy_of(2), plan, steps_per_loop=3)
+    shared = _Run(strategy_of(2), plan)
     shared.assert_like(_Run(strategy_of(1), plan))
 
 
@@ -138,41 +138,28 @@ def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after
     assert ledgers[0] == ledgers[1]  # every step once
 
 
-# -- Loops ----------------------------------------------------------------------------
+# -- Steps ----------------------------------------------------------------------------
 
 
-def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(strategy_of, tmp_path):
+def test_a_step_is_paid_for_before_hooks_and_saved_where_states_are(
+    strategy_of, tmp_path
+):
     paid = {}
 
     def note(done, loss):
         paid[done] = read_ledger(tmp_path / FILE_NAME).steps_paid
 
-    options = {"directory": tmp_path, "save_every": 4, "steps_per_loop": 3}
-    run = _Run(strategy_of(1), on_step=note, **options)
+    run = _Run(strategy_of(1), on_step=note, directory=tmp_path, save_every=4)
     assert run.executed == _STEPS
-    # Loops are 1-3, 4 and 5-7: none goes past step 4.
-    assert paid == {1: 3, 2: 3, 3: 3, 4: 4, 5: 7, 6: 7, 7: 7}
+    assert paid == {step: step for step in range(1, _STEPS + 1)}
     states = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
     assert states == ["step-00000004.npz", "step-00000007.npz"]
 
 
-def test_a_stop_inside_a_loop_pays_for_the_whole_plan(strategy_of, tmp_path):
-    run = _Run(
-        strategy_of(1),
-        directory=tmp_path,
-        steps_per_loop=3,
-        on_step=lambda done, loss: done == 2,
-    )
+def test_a_stop_pays_for_the_whole_plan(strategy_of, tmp_path):
+    run = _Run(strategy_of(1), directory=tmp_path, on_step=lambda done, loss: done == 2)
     assert run.executed == _STEPS == read_ledger(tmp_path / FILE_NAME).steps_paid
-    assert run.state[0] == 3  # iterations: the whole call ran
-
-
-def test_loops_that_cannot_be_are_refused(strategy_of):
-    own = tf.Variable(0.0, trainable=False)
-    with pytest.raises(ValueError, match="sets a state before every step"):
-        _Run(strategy_of(1), steps_per_loop=2, state=[own])
-    with pytest.raises(ValueError, match="steps_per_loop.*0"):
-        _Run(strategy_of(1), steps_per_loop=0)
+    assert run.state[0] == 2  # iterations
 
 
 # -- Being asked to end ---------------------------------------------------------------
@@ -190,14 +177,10 @@ def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
         strategy,
         plan,
         directory=tmp_path / "a",
-        interrupt=[4],  # the first of two steps in one call
-        steps_per_loop=2,
+        interrupt=[5],
     )
     assert stopped.preempted == 5 == read_ledger(tmp_path / "a" / FILE_NAME).steps_paid
-    ended, whole = (
-        _Run(strategy, plan, directory=tmp_path / name, steps_per_loop=2)
-        for name in "ab"
-    )
+    ended, whole = (_Run(strategy, plan, directory=tmp_path / name) for name in "ab")
     assert [done for done, _ in ended.losses] == [6, 7]
     for one, other in zip(ended.weights + ended.state, whole.weights + whole.state):
         np.testing.assert_array_equal(one, other)
@@ -239,29 +222,22 @@ class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
         return {"last": self._last}
 
 
-@pytest.mark.parametrize(
-    "replicas, secure, steps_per_loop, kept",
-    [(1, False, 1, 4), (2, True, 3, 3)],
-)
-def test_a_run_that_diverges_ends_at_its_last_finite_call_and_pays_for_the_plan(
-    strategy_of, tmp_path, replicas, secure, steps_per_loop, kept
+@pytest.mark.parametrize("replicas, secure", [(1, False), (2, True)])
+def test_a_run_that_diverges_ends_at_its_last_finite_step_and_pays_for_the_plan(
+    strategy_of, tmp_path, replicas, secure
 ):
-    """Step 5 makes the weights infinite; calls of three steps end after step 3 and 6.
-
-    Its last saved state is older, so what is kept is computed again.
-    """
+    """Step 5 makes the weights infinite; those of step 4 are computed again from 3."""
     run = _Run(
         strategy_of(replicas),
         _plan(secure=secure),
         rate=_Breaks(4),
         directory=tmp_path,
         save_every=3,
-        steps_per_loop=steps_per_loop,
     )
     ended = run.diverged
-    assert (ended.paid, ended.weights_of) == (_STEPS, kept)
-    assert ended.diverged_at == (5 if steps_per_loop == 1 else 6)
-    for found, then in zip(run.weights, run.seen[kept]):
+    assert (ended.paid, ended.weights_of) == (_STEPS, 4)
+    assert ended.diverged_at == 5
+    for found, then in zip(run.weights, run.seen[4]):
         np.testing.assert_allclose(found, then, rtol=0, atol=1e-6)
     assert not all(np.isfinite(v).all() for v in run.seen[ended.diverged_at])
     paid = (tmp_path / FILE_NAME).read_text().splitlines()[1:]

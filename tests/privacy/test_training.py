@@ -293,5 +293,5 @@ def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, spec, caplog):
         spec = {**spec, "rows_per_unit": 2, "num_units": 6, "batch_size": 3}
         groups = Groups.of(np.arange(12) // 2)
     with caplog.at_level("INFO", logger="absl"):
-        _kept(tmp_path, spec=spec, units=groups, steps_per_loop=2, save_every=2)
+        _kept(tmp_path, spec=spec, units=groups, save_every=2)
     assert "seconds; peak memory: " in caplog.text

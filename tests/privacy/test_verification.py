@@ -13,8 +13,7 @@ from tfdpsq.privacy import (
     read_ledger,
     verify_certificate,
 )
-from tfdpsq.privacy.proof.certificate import Certificate
-from tfdpsq.privacy.proof.verification import ledger_problems
+from tfdpsq.privacy.proof.certificate import Certificate, ledger_problems
 
 _KINDS = {
     "poisson": dict(delta=4e-4, max_batch_size=160),

@@ -142,7 +142,7 @@ def test_retriever_continues_a_generators_encoder(logs):
         ({"continues": "time", "init": "t5_tiny_pydocs"}, "has no certificate"),
         ({"continues": ""}, "set continues: 'composed' counts all runs together"),
         ({"continues": "time", "epsilon": math.inf}, "nothing would be guaranteed"),
-        ({"continues": "time", "unit": "pair"}, "the same unit and sampler"),
+        ({"continues": "time", "unit": "pair"}, "one unit, one sampler"),
     ],
 )
 def test_impossible_continuations_are_refused_with_the_ledger_unpaid(

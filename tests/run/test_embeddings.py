@@ -292,7 +292,7 @@ def test_private_queries_are_embedded_where_they_may_lie(base, tmp_path):
             "where": "out/queries, and whatever is made from it",
         }
     ]
-    with pytest.raises(DataError, match="depends on private queries"):
+    with pytest.raises(DataError, match="no certificate covers it"):
         privacy.read_certificate(out)
     assert out.parent.stat().st_mode & 0o077 == 0  # made by the stage, for the owner
     inputs = json.loads((out / "stage.json").read_text())["inputs"]

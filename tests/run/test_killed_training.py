@@ -243,12 +243,6 @@ def test_two_workers_train_the_retriever_as_one_process_does(tmp_path, settings)
             {},
             "batch_size is 8, which 3 replicas cannot share",
         ),
-        (
-            "train_retriever",
-            ["--steps_per_loop=2"],
-            _DIRECT,
-            "takes one step at a time",
-        ),
     ],
 )
 def test_impossible_strategies_end_with_2_and_the_ledger_unpaid(

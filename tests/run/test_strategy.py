@@ -49,7 +49,6 @@ def test_good_tf_config_is_read():
         ({"kind": "tpu"}, "tpu is not set"),
         ({"tpu": "local"}, "tpu is 'local'"),
         ({"kind": "mirrored", "replicas": -1}, "replicas is -1"),
-        ({"steps_per_loop": 0}, "steps_per_loop"),
     ],
 )
 def test_flags_without_meaning_are_refused(flags, message):

@@ -1,9 +1,12 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
+import sys
 from typing import TYPE_CHECKING
 
-import tfdpsq.privacy.environment  # noqa: F401  says what is missing
 from tfdpsq import lazy
+
+if "tfdpsq.stack" not in sys.modules:  # which has looked for Keras 2
+    from tfdpsq.keras_choice import keras2  # noqa: F401  or says what is missing
 
 if TYPE_CHECKING:
     from tfdpsq.privacy.accounting import (
@@ -14,21 +17,21 @@ if TYPE_CHECKING:
     )
     from tfdpsq.privacy.checkpoint import discard as discard_state
     from tfdpsq.privacy.keys import RunKey
-    from tfdpsq.privacy.loop import Diverged, Preempted
     from tfdpsq.privacy.model import PrivateModel
     from tfdpsq.privacy.plan import PrivacyPlan, make_plan
     from tfdpsq.privacy.proof.certificate import (
+        Verification,
         code_fingerprint,
         make_certificate,
         read_certificate,
+        verify_certificate,
     )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
     from tfdpsq.privacy.proof.reads import PrivateReads
-    from tfdpsq.privacy.proof.verification import Verification, verify_certificate
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
     from tfdpsq.privacy.step import make_logical_step
-    from tfdpsq.privacy.training import train
+    from tfdpsq.privacy.training import Diverged, Preempted, train
     from tfdpsq.validation import DataError, InputError
 else:
     __getattr__, __dir__ = lazy.package(__name__)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.factored import full_dtype
 
@@ -82,19 +81,7 @@ class T5XAdafactor(keras.optimizers.Optimizer):
           epsilon2: smallest size that a weight counts as having.
           name: the optimizer's.
           **options: of `keras.optimizers.Optimizer`.
-
-        Raises:
-          InputError: a value is out of range.
         """
-        validation.one_of("factored", factored, (True, False))
-        for share, rate in (("beta1", beta1), ("weight_decay_rate", weight_decay_rate)):
-            if rate is not None:
-                validation.in_range(share, rate, 0.0, 1.0, high_open=True)
-        if clipping_threshold is not None:
-            validation.positive("clipping_threshold", clipping_threshold)
-        validation.positive("decay_rate", decay_rate)
-        validation.positive("epsilon1", epsilon1)
-        validation.positive_integer("min_dim_size_to_factor", min_dim_size_to_factor)
         super().__init__(name=name, **options)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.factored = factored
@@ -116,24 +103,21 @@ class T5XAdafactor(keras.optimizers.Optimizer):
         self._slots = []
         for variable in var_list:
             shape, slots = variable.shape.as_list(), {}
-            dims = self._factored_dims(shape)
-            if dims is None:
-                slots["v"] = shape
-            else:
-                for kind, averaged in zip(("v_row", "v_col"), reversed(dims)):
-                    slots[kind] = shape[:averaged] + shape[averaged + 1 :]
-            if self.beta1 is not None:
-                slots["m"] = shape
-            self._slots.append(
-                {
-                    kind: self.add_variable(
-                        shape=tf.TensorShape(sizes),
-                        dtype=full_dtype(variable),
-                        name=f"{kind}/{variable._shared_name}",
-                    )
-                    for kind, sizes in slots.items()
+            shapes = {"v": shape}
+            if dims := self._factored_dims(shape):
+                row, column = dims
+                shapes = {
+                    "v_row": np.delete(shape, column).tolist(),
+                    "v_col": np.delete(shape, row).tolist(),
                 }
-            )
+            if self.beta1 is not None:
+                shapes["m"] = shape
+            for kind, sizes in shapes.items():
+                name = f"{kind}/{variable._shared_name}"
+                slots[kind] = self.add_variable(
+                    tf.TensorShape(sizes), full_dtype(variable), name=name
+                )
+            self._slots.append(slots)
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Updates one weight and its slots; see the class."""

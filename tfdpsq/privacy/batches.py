@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import workers
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.sampling import Draw
+
+# Maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
+Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
@@ -29,28 +35,13 @@ def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> 
     return microbatches
 
 
-def padded_rows(plan: PrivacyPlan, microbatch_size: int) -> int:
-    """The number of rows that every batch is padded to.
-
-    Always the same, as a loss can read it: the most that can be drawn, rounded up to
-    whole microbatches, the same number for every replica in sync.
-    """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    microbatches = require_microbatches(plan.max_rows, microbatch_size, replicas)
-    each = rows_at_once(plan, microbatch_size)
-    return -(-microbatches // replicas) * replicas * each
-
-
 def batch_of(
-    take: Callable[[np.ndarray], Mapping[str, np.ndarray]],
-    draw: Draw,
-    rows: int,
-    private: bool = True,
+    take: Take, draw: Draw, rows: int, private: bool = True
 ) -> dict[str, np.ndarray]:
     """The rows drawn, then padding rows, and "weights" that tell them apart.
 
     Args:
-      take: maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
+      take: the data.
       draw: what the sampler drew.
       rows: static number of rows, at least `draw.count`.
       private: fill padding, which is row 0, with zeros. Without privacy it stays: some
@@ -97,10 +88,26 @@ def content(values: np.ndarray) -> bytes:
     return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
 
 
-def split_over_replicas(
-    batch: Mapping[str, np.ndarray], count: int, replicas: int, microbatch_size: int
-) -> tuple[Callable[[int], dict[str, np.ndarray]], Callable[[int], int]]:
-    """Deals the microbatches of a batch to the replicas like cards.
+def require_same_rows(batch: Mapping[str, np.ndarray]) -> None:
+    """Ends all workers where one is about to take a step on other rows.
+
+    Were their rows not the same, one row could be in two workers' shares.
+    """
+    if workers.several():
+        digest = hashlib.sha256()
+        for name, values in sorted(batch.items()):
+            digest.update(f"{name} ".encode() + content(values))
+        workers.require_same(digest.digest(), "the rows of a step")
+
+
+def share_of(
+    batch: Mapping[str, np.ndarray],
+    count: int,
+    replica: int,
+    replicas: int,
+    microbatch_size: int,
+) -> tuple[dict[str, np.ndarray], int]:
+    """Returns a replica's rows, and how many of them are in use.
 
     Microbatch j goes to replica j mod `replicas` whole: what is clipped together stays
     together, and which rows those are does not depend on how many replicas there are.
@@ -108,24 +115,46 @@ def split_over_replicas(
     Args:
       batch: arrays of a multiple of `replicas` times `microbatch_size` leading rows.
       count: leading rows in use.
-      replicas: how many.
+      replica: its number.
+      replicas: how many there are.
       microbatch_size: rows of one.
-
-    Returns:
-      Two functions of a replica's number: its rows, and how many of them are in use.
     """
+    dealt = {}
+    for name, values in batch.items():
+        microbatches = values.reshape(-1, microbatch_size, *values.shape[1:])
+        dealt[name] = microbatches[replica::replicas].reshape(-1, *values.shape[1:])
+    # All of its microbatches are full but perhaps the last one in use.
+    starts = range(replica * microbatch_size, count, replicas * microbatch_size)
+    return dealt, sum(min(microbatch_size, count - start) for start in starts)
 
-    def rows_of(replica: int) -> dict[str, np.ndarray]:
-        dealt = {}
-        for name, values in batch.items():
-            microbatches = values.reshape(-1, microbatch_size, *values.shape[1:])
-            own = microbatches[replica::replicas]
-            dealt[name] = own.reshape(-1, *values.shape[1:])
-        return dealt
 
-    def count_of(replica: int) -> int:
-        # All of its microbatches are full but perhaps the last one in use.
-        starts = range(replica * microbatch_size, count, replicas * microbatch_size)
-        return sum(min(microbatch_size, count - start) for start in starts)
+@contextlib.contextmanager
+def unquoted_values(
+    problem: str, remedy: str, memory: str | None = None
+) -> Iterator[None]:
+    """Drops TensorFlow's message where an operation fails: it may quote a row.
 
-    return rows_of, count_of
+    Args:
+      problem: what could not be done, and where.
+      remedy: sentences that say what to do.
+      memory: the remedy for too little memory; `None` names the usual one.
+
+    Raises:
+      InputError: an operation refused a value, or found too little memory.
+      OpError: without its message, where another worker may have ended.
+    """
+    try:
+        yield
+    except (tf.errors.ResourceExhaustedError, MemoryError):
+        memory = memory or f"Lower microbatch_size or batch_size. {remedy}"
+        raise validation.InputError(
+            f"{problem}: there was too little memory. {memory}"
+        ) from None
+    except tf.errors.OpError as error:
+        if isinstance(error, workers.lost()) and workers.several():
+            raise type(error)(None, None, "a worker or an operation failed") from None
+        raise validation.InputError(
+            f"{problem} ({type(error).__name__}): an operation of the model refused a "
+            "value of the rows, such as an id that an embedding does not have, or a "
+            f"label beyond the number of classes. {remedy}"
+        ) from None

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.proof.ledger import flush_folder
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 
 STATE = "state"
@@ -60,8 +61,8 @@ def run_directory(directory: str | os.PathLike) -> str:
     path = validation.local_path("directory", directory)
     if "release" in pathlib.PurePath(path).parts:
         raise validation.InputError(
-            f"directory is {path}, in a folder 'release', and would hold the seeds "
-            "of the noise, with which anyone can subtract it. Give a private directory."
+            f"directory is {path}, in a folder 'release', and would hold the seeds of "
+            "the noise. Give a private directory."
         )
     return path
 
@@ -108,18 +109,15 @@ def open_secrets(
         problem = f"it does not hold the run's seed ({error})"
         raise validation.DataError(path, problem, "Restore a backup.") from error
     if kept.run != run:
-        raise validation.DataError(
-            path,
-            f"not the seeds of the {steps_paid} steps that the ledger pays for",
-            "Restore both from one backup, or use another directory, and add up both.",
-        )
+        problem = f"not the seeds of the {steps_paid} steps that the ledger pays for"
+        raise validation.DataError(path, problem, "Restore both from one backup.")
     for name in sorted({*before, *settings}):
         was, now = before.get(name), settings.get(name)
         if was != now:
             raise validation.InputError(
                 f"{name} changed since the run in {directory} began "
-                f"({validation.shown(was)} then, {validation.shown(now)} now). Go on "
-                "as it began, or use another directory."
+                f"({validation.shown(was)} then, {validation.shown(now)} now). Restore "
+                "it, or use another directory."
             )
     return kept
 
@@ -136,10 +134,7 @@ def steps_taken(directory: str | os.PathLike) -> int:
 
 
 def save(
-    directory: str | os.PathLike,
-    step: int,
-    variables: Sequence[tf.Variable],
-    run: str,
+    directory: str | os.PathLike, step: int, variables: Sequence[tf.Variable], run: str
 ) -> None:
     """Writes the values after `step` steps, and removes all but the last two files.
 
@@ -161,7 +156,7 @@ def save(
     except OSError as error:
         raise validation.InputError(
             f"the state after step {step} could not be written to {folder} "
-            f"({error.strerror}). Make room there and start the same command again."
+            f"({error.strerror}). Make room there and resume."
         ) from error
     for old in _states(directory)[:-_KEPT]:
         old.unlink()
@@ -198,18 +193,16 @@ def restore(
             stated = str(saved["run"])
             values = [saved[name] for name in sorted(saved.files) if name != "run"]
     except Exception as error:  # of a flipped byte NumPy and zip make any kind
-        remedy = "Move it away, to go on from the state before it, if there is one."
-        raise validation.DataError(
-            path, f"it cannot be read ({error})", remedy
-        ) from error
+        problem, remedy = f"it cannot be read ({error})", "Move it away."
+        raise validation.DataError(path, problem, remedy) from error
     if stated != run:
         problem = "it is the state of another run than the ledger's"
         raise validation.DataError(path, problem, "Restore both from one backup.")
     shapes = [(_stored_type(v), tuple(v.shape)) for v in variables]
     if [(value.dtype.type, value.shape) for value in values] != shapes:
         raise validation.InputError(
-            f"{path} is the state of another model or optimizer, of other shapes. Use "
-            "the settings it was made with, or another directory."
+            f"{path} is the state of another model or optimizer, of other shapes. "
+            "Restore their settings, or use another directory."
         )
     for variable, value in zip(variables, values):
         variable.assign(value.view(variable.dtype.as_numpy_dtype))
@@ -225,11 +218,9 @@ def discard(directory: str | os.PathLike) -> None:
 def _spent(
     directory: str | os.PathLike, steps_paid: int, why: str
 ) -> validation.InputError:
-    """Steps were paid for, but what they were is lost."""
     return validation.InputError(
-        f"the ledger in {directory} says that {steps_paid} steps were paid for, but "
-        f"{why}. Training again would spend the budget a second time: restore the "
-        "state from a backup, or move the ledger away and add up both certificates."
+        f"the ledger in {directory} pays for {steps_paid} steps, but {why}, and to "
+        "train again would spend the budget a second time. Restore the state."
     )
 
 
@@ -252,24 +243,17 @@ def _step(path: pathlib.Path) -> int:
     return int(path.stem.split("-")[1])
 
 
-def _owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 @contextlib.contextmanager
 def _written(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a file that has its name only once all of it is on the device."""
     partial = path.with_name(f".{system_secrets.token_hex(4)}.partial")
     try:
-        with open(partial, "xb", opener=_owner_only) as file:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush_folder(path.parent)

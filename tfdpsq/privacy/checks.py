@@ -29,9 +29,8 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import rows_at_once
-from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
-from tfdpsq.privacy.loop import Take, unquoted_values
+from tfdpsq.privacy.batches import Take, rows_at_once, unquoted_values
+from tfdpsq.privacy.fast.engine import converted, flatten, plain_errors
 from tfdpsq.privacy.replay import KEYED, Draws, replayable
 from tfdpsq.privacy.step import Setup, make_microbatch_sum, rows_of_batch
 
@@ -44,14 +43,11 @@ _MANY = 1009  # units the loss is traced for: a prime that divides no width of a
 # Operations that draw from a state of the process or of a `tf.random.Generator`, and
 # those that draw by a key that they are given.
 _DRAWS_FROM_STATE = re.compile(
-    r"Random(?!Shuffle(Queue|Dataset)|.*Grad$).*|NonDeterministicInts|Multinomial"
-    r"|(Parameterized)?TruncatedNormal|Rng(ReadAndSkip|Skip)|\w+CandidateSampler"
-    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
+    r"Random.*|NonDeterministicInts|Multinomial|(Parameterized)?TruncatedNormal"
+    r"|Rng\w*Skip|Stateful(?!PartitionedCall)\w+|\w+CandidateSampler"
     r"|SampleDistortedBoundingBox\w*|Fractional(Max|Avg)Pool"
 )
-_DRAWS_BY_KEY = re.compile(
-    r"Stateless(?!RandomGet|While|If|Case|PartitionedCall).*|RandomIndexShuffle"
-)
+_DRAWS_BY_KEY = re.compile(r"Stateless(?!RandomGet|While|If|Case|PartitionedCall).*")
 # Operations on a resource that only read it, or whose resource ends with the step. All
 # others write, those unknown here included.
 _READS = re.compile(
@@ -60,22 +56,17 @@ _READS = re.compile(
     r"|\w*(Sentencepiece|Wordpiece)\w*|Collective\w+|TensorArray\w+"
 )
 _READS_OTHERS = (
-    "So rows read others, and clipping by row bounds nothing. Remove batch "
-    "normalisation, an in-batch softmax, and statistics of the batch from the loss (a "
-    "mean, a test for NaN over all rows, the sum of the weights)."
+    "So rows read others, and clipping by row bounds nothing. Remove batch statistics "
+    "from the loss (normalisation, in-batch softmax, a mean, a test for NaN)."
 )
 
 
-def check_setup(
-    setup: Setup, rows: Rows, also_tried: Sequence[int] = ()
-) -> tuple[Setup, Sequence[tf.Variable]]:
+def check_setup(setup: Setup, rows: Rows) -> tuple[Setup, Sequence[tf.Variable]]:
     """Checks loss, model and rows before a step is paid for.
 
     Args:
       setup: what `train` was given. An engine of the caller's own is only traced.
       rows: the data.
-      also_tried: numbers of rows whose loss is computed as well, such as those with the
-        largest ids or labels: one that only a step meets would end a paid run.
 
     Returns:
       The setup, with engine "rowwise" where "fast" has no rule for a layer, and the
@@ -98,19 +89,12 @@ def check_setup(
         "Nothing was spent. Check all rows, and let the model take such inputs.",
     ):
         try:
-            _check_sums(setup, rows, also_tried)
+            _check_sums(setup, rows)
         except fast.UncoveredError as error:
-            logging.warning(
-                "%s Gradients are computed one unit at a time instead (engine "
-                "rowwise): expect steps several times as long.",
-                error,
-            )
+            logging.warning("%s Using engine rowwise, several times slower.", error)
             setup = by_unit
-            _check_sums(setup, rows, also_tried)
+            _check_sums(setup, rows)
     return setup, variables
-
-
-# -- What `take` returns -----------------------------------------------------------
 
 
 class Rows(NamedTuple):
@@ -118,6 +102,7 @@ class Rows(NamedTuple):
 
     take: Take
     numbers: Sequence[int] | np.ndarray
+    also_tried: Sequence[int] = ()  # with the largest ids or labels, say
 
     def take_some(self, wanted: int) -> Arrays:
         """Takes rows spread over the data, with "weights"; repeats them if few."""
@@ -139,8 +124,7 @@ class Rows(NamedTuple):
             found: Any = self.take(numbers)
         except IndexError:  # which states the number of rows, which may be private
             raise validation.InputError(
-                f"take has no row {numbers.max()}. Pass units, the number of units "
-                "that the data have, or groups of the rows that there are."
+                f"take has no row {numbers.max()}. Pass units, as the data have them."
             ) from None
         if not isinstance(found, Mapping) or not found or "weights" in found:
             raise validation.InputError(
@@ -152,8 +136,7 @@ class Rows(NamedTuple):
             if values.dtype == object or not values.ndim or len(values) != len(numbers):
                 raise validation.InputError(
                     f"take returned {name!r} with shape {values.shape} and type "
-                    f"{values.dtype} for {len(numbers)} row numbers; return one row of "
-                    "numbers, bytes or booleans for each."
+                    f"{values.dtype} for {len(numbers)} numbers; return a row for each."
                 )
         return {**batch, "weights": np.ones(len(numbers), np.float32)}
 
@@ -171,11 +154,9 @@ class Rows(NamedTuple):
             for name, values in whole.items():
                 if name not in found or not _equal(values[own], found[name]):
                     raise validation.InputError(
-                        f"take returned another {name!r} for the same rows when asked "
-                        "again, in another order or among other rows. So clipping by "
-                        "row bounds nothing, and a killed run could not repeat its "
-                        "steps. Let each row follow from its number alone, padded to a "
-                        "fixed length, and draw at random in Keras's layers."
+                        f"take returned another {name!r} for the same rows, among "
+                        "others or asked again; a killed run could not repeat them. "
+                        "Let a row follow from its number alone, of fixed length."
                     )
 
 
@@ -204,27 +185,22 @@ def of_one_shape(take: Take, tried: Arrays) -> Take:
         given = {name: _head(values) for name, values in found.items()}
         if given != wanted:
             raise validation.InputError(
-                "take returned rows in another shape or type than those tried before "
-                f"the first step, {wanted}, so one row decides the shape of others. "
-                "Give all rows the same fields, padded to one fixed length. No step "
-                "was paid for these rows."
+                "take returned rows in another shape or type than the first tried, "
+                f"{wanted}. Pad all to one fixed length. Nothing was paid for these."
             )
         return found
 
     return checked
 
 
-# -- The traced loss ---------------------------------------------------------------
-
-
 def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
-    """Traces loss and gradients for many rows, and looks at the graph; nothing runs.
+    """Traces loss and gradients for many rows; returns the variables that are read.
 
     Refuses states that are written, draws that are not from the run's secret keys, and
     random numbers of which not every row has its own: one draw for all rows of a
     microbatch (a crop, `Dropout(noise_shape=(1, None))`, noise on a weight) changes for
     a row that moves to the next microbatch, so that the sum can move by more than one
-    clip norm. Returns the variables that are read.
+    clip norm.
     """
     rows = _MANY * setup.plan.rows_clipped_together
     if callable(setup.engine):
@@ -245,14 +221,13 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
         if losses.shape.rank != 1 or losses.shape[0] != rows:
             raise validation.InputError(
                 f"losses have shape {losses.shape} for {rows} rows. Return one loss "
-                "per row, of a static number of rows (reduction=NONE)."
+                "per row (reduction=NONE), of a static number of rows."
             )
         found = [g for g in tape.gradient(losses, variables) if g is not None]
         if not found:
             raise validation.InputError(
                 f"the loss has no gradient in any of the {len(variables)} variables. "
-                "Compute it from the model's outputs, without argmax, rounding or "
-                "comparisons."
+                "Compute it without argmax, rounding or comparisons."
             )
         return losses, found
 
@@ -263,9 +238,9 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
     try:
         with plain_errors():
             function = tf.function(traced, autograph=False).get_concrete_function(specs)
-    except validation.InputError:
-        raise
     except (ValueError, TypeError) as error:
+        if isinstance(error, validation.InputError):
+            raise
         raise validation.InputError(
             f"the loss, which must take any number of rows, fails for {rows}: {error}"
         ) from error
@@ -275,54 +250,49 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
         keyless = _DRAWS_BY_KEY.fullmatch(node.op) and KEYED not in node.name
         if _DRAWS_FROM_STATE.fullmatch(node.op) or keyless:
             raise validation.InputError(
-                f"the loss draws random numbers by itself ({node.name}): from a seed "
-                "of 31 bits, so that a resumed run cannot repeat them, or the same in "
-                "every step. Draw in Keras's random layers, such as Dropout and "
-                "GaussianNoise, and name the model in `layers`."
+                f"the loss draws random numbers by itself ({node.name}), from a seed "
+                "of 31 bits, so a resumed run cannot repeat them. Draw in Keras's "
+                "random layers, such as Dropout, and name the model in `layers`."
             )
         known = op_def_registry.get(node.op)  # None for functions: their bodies follow
         inputs = known.input_arg if known is not None else ()
         state = any(one.type == tf.resource.as_datatype_enum for one in inputs)
         if node.op == "PrintV2" or (state and not _READS.fullmatch(node.op)):
             raise validation.InputError(
-                f"running the model changes a state ({node.name}), or may, which keeps "
-                "private rows unclipped and without noise. Freeze the layer, or remove "
-                "what writes: a running mean, a metric, a table, a print."
+                f"running the model changes a state ({node.name}), which keeps rows "
+                "unclipped. Freeze the layer, or remove the metric, table or print."
             )
     for layer, shape in draws:
         if not shape.rank or not shape[0] or shape[0] % rows:
             raise validation.InputError(
                 f"layer {layer!r} draws random numbers of shape {shape} for {rows} "
-                "rows, so not every row has its own. Draw with the rows as first "
-                "dimension, of a static shape, as Dropout without noise_shape does."
+                "rows, so not every row has its own. Draw with rows as the first, "
+                "static dimension, as Dropout without noise_shape does."
             )
     return function.graph.variables
 
 
-# -- A microbatch ------------------------------------------------------------------
-
-
-def _check_sums(setup: Setup, rows: Rows, also_tried: Sequence[int]) -> None:
+def _check_sums(setup: Setup, rows: Rows) -> None:
     """Leaves units out of a microbatch, as padding, and looks at losses and sums.
 
     For the first unit, the last, and the one of the highest loss: its loss must be the
     same among copies of itself and among padding; leaving it out must move the sum by
     what it adds alone, and by at most the stated sensitivity. The latter two must also
     hold where its float inputs are NaN or huge, which shows guards over the batch, and
-    the sum must be that of its two halves. A few rows of NaN, which clipping leaves out
-    of every sum, are to end no run: units whose losses are finite are tried.
+    the sum must be that of its two halves. Units with finite losses are tried, as a few
+    rows of NaN, which clipping leaves out of every sum, are to end no run.
     """
     spec, size = setup.plan.spec, setup.plan.rows_clipped_together
     count = rows_at_once(setup.plan, setup.microbatch_size)
     run = _losses_and_sums(setup, count)
     kinds = {layer.compute_dtype for layer in flatten(setup.layers)}
-    coarse = not kinds.isdisjoint({"float16", "bfloat16"})
+    coarse = kinds & {"float16", "bfloat16"}
     # Sums were off by 2e-7 in float32, and GPUs may add up in any order.
     of_losses, of_sums = (0.05, 2e-3) if coarse else (1e-4, 1e-3)
 
     wanted = min(max(count, _FEW * size), len(rows.numbers))
     tried = max(1, min(wanted, _MOST) // size)
-    numbers = np.array([*rows.spread(tried * size), *also_tried], np.int64)
+    numbers = np.array([*rows.spread(tried * size), *rows.also_tried], np.int64)
     pool = rows.take_those(np.resize(numbers, -(-len(numbers) // count) * count))
     parts = np.arange(len(pool["weights"])).reshape(-1, count)
     losses = np.concatenate([run(_rows(pool, part))[0] for part in parts])
@@ -359,34 +329,31 @@ def _check_sums(setup: Setup, rows: Rows, also_tried: Sequence[int]) -> None:
         if not off <= share or (own.sum() <= size and not moved <= most):
             raise validation.InputError(
                 f"leaving out some rows moves the clipped sum by {moved:.3g} clip "
-                f"norms; alone they add {adds:.3g}, and the noise is made for "
-                f"{spec.sensitivity_multiplier:g} a unit. {_READS_OTHERS}"
+                f"norms, while alone they add {adds:.3g}. {_READS_OTHERS}"
             )
         return losses
 
     before = run(batch)[0]
+    allowed = of_losses * np.maximum(np.abs(before), 1e-3)
     units = np.arange(count) // size
     last = units[batch["weights"] > 0].max()
     highest = np.bincount(units, before)[: last + 1].argmax()
     for unit in {0, last, highest}:
         own = units == unit
         copies = run(_rows(batch, np.resize(np.flatnonzero(own), count)))[0]
-        padding = alone(batch, own)
-        allowed = of_losses * np.maximum(np.abs(before), 1e-3)
-        for now, company in ((copies, "copies of itself"), (padding, "padding")):
+        for now in (copies, alone(batch, own)):
             if not np.all((np.abs(now - before) <= allowed)[own]):
                 raise validation.InputError(
-                    f"a row's loss among {company} is not the same as among other "
-                    f"rows. {_READS_OTHERS}"
+                    "a row's loss among copies of itself or padding is not that among "
+                    f"other rows. {_READS_OTHERS}"
                 )
     alone(batch, units % 2 == 0)
     floats = {n for n, v in batch.items() if tf.as_dtype(v.dtype).is_floating}
-    for factor in (np.nan, 1e6):
+    for factor in (np.nan, 1e6) if floats != {"weights"} else ():
         odd = {name: np.array(values) for name, values in batch.items()}
         for name in floats - {"weights"}:
             odd[name][highest * size] = (1 + np.abs(odd[name][highest * size])) * factor
-        if floats != {"weights"}:
-            alone(odd, units == highest)
+        alone(odd, units == highest)
 
 
 def _losses_and_sums(
@@ -399,8 +366,8 @@ def _losses_and_sums(
 
     @tf.function(autograph=False)
     def on_first(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        of_microbatch = make_microbatch_sum(setup)
-        found = strategy.run(of_microbatch, args=(batch, tf.constant([1, 2], tf.int64)))
+        key = tf.constant([1, 2], tf.int64)
+        found = strategy.run(make_microbatch_sum(setup), args=(batch, key))
         local = strategy.experimental_local_results
         return [local(one)[0] for one in (found.losses, *found.sums)]
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.fast import factored, gradient_norms, products
+from tfdpsq.privacy.fast import factored, gradient_norms
 from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.spec import ENGINES
@@ -106,10 +106,7 @@ def clipped_sum(
     """
     if engine == "fast" and plan.spec.private:
         if not layers:
-            raise validation.InputError(
-                'engine "fast" must know the layers that hold the weights. Pass '
-                "layers=[model]."
-            )
+            raise validation.InputError('engine "fast" needs layers=[model]')
         result = fast.clipped_sum(
             per_example_losses,
             layers,
@@ -119,7 +116,7 @@ def clipped_sum(
             rows_per_unit=plan.rows_clipped_together,
         )
         return Clipped(result.sums, result.losses, True)
-    with tf.GradientTape() as tape:
+    with _FiniteTape() as tape:
         # A padding row's loss is exactly zero, and so is its gradient; `where` rather
         # than a product, as 0 · NaN would not be.
         losses = tf.where(weights > 0, require_rows(per_example_losses()), 0.0)
@@ -180,13 +177,12 @@ def clipped_row_by_row(
     spec, least = plan.spec, 2 * plan.max_batch_size - 1
     if plan.rows_clipped_together > 1:
         raise validation.InputError(
-            f"the plan clips {plan.rows_clipped_together} rows together, but rows that "
-            "read each other are clipped one by one. Use units of one row, without "
-            "num_microbatches."
+            f"the plan clips {plan.rows_clipped_together} rows together, and rows that "
+            "read each other are clipped one by one. Use units of one row."
         )
     if spec.private and spec.sensitivity_multiplier < least:
         raise validation.InputError(
-            f"sensitivity_multiplier is {spec.sensitivity_multiplier}, but one row can "
+            f"sensitivity_multiplier is {spec.sensitivity_multiplier}, but a row can "
             f"move the sum of up to {plan.max_batch_size} rows that read each other by "
             f"{least} clip norms. Set it to {least}, and max_batch_size to "
             f"{plan.max_batch_size}."
@@ -226,7 +222,7 @@ def _clipped(
     It is zero where its norm is not finite, or the scalar `counts` is false.
     """
     found = [
-        products.pinned(factored.full_precision(tf.convert_to_tensor(gradient)))
+        factored.pinned(factored.full_precision(tf.convert_to_tensor(gradient)))
         for gradient in gradients
     ]
     squares = [
@@ -245,7 +241,7 @@ def _clipped(
 def _by_tensorflow_privacy(
     engine: str,
     plan: PrivacyPlan,
-    tape: tf.GradientTape,
+    tape: _FiniteTape,
     losses: tf.Tensor,
     variables: Sequence[tf.Variable],
 ) -> Clipped:
@@ -266,15 +262,14 @@ def _by_tensorflow_privacy(
         made = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
         query = GaussianSumQuery(plan.spec.clip_norm, 0.0)
         optimizer = made(dp_sum_query=query, **options)
-    finite_tape = _FiniteTape(tape)
     with tape:
         scaled = losses * together
-    averaged = optimizer._compute_gradients(scaled, variables, tape=finite_tape)
+    averaged = optimizer._compute_gradients(scaled, variables, tape=tape)
     sums = [gradient * float(units) for gradient, _ in averaged]
-    return Clipped(sums, losses, finite_tape.all_finite)
+    return Clipped(sums, losses, tape.all_finite)
 
 
-class _FiniteTape:
+class _FiniteTape(tf.GradientTape):
     """A gradient tape whose Jacobians hold no NaN and no infinity.
 
     Clipping by norm turns one infinite entry into NaN for the whole sum. A row
@@ -285,36 +280,21 @@ class _FiniteTape:
         false, zeroed rows may be innocent: inside one batched product 0 · NaN is NaN.
     """
 
-    def __init__(self, tape: tf.GradientTape):
-        self._tape = tape
-        self.all_finite = tf.constant(True)
-
-    def __enter__(self) -> _FiniteTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> Any:
-        return self._tape.__exit__(*exception)
+    all_finite: tf.Tensor | bool = True
 
     def jacobian(
         self, target: tf.Tensor, sources: Sequence[tf.Variable], **options: Any
     ) -> list[tf.Tensor]:
         """Returns the tape's Jacobian, with zeros for rows whose norm is not finite."""
         options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
-        found = self._tape.jacobian(target, sources, **options)
+        found = super().jacobian(target, sources, **options)
         jacobians = [tf.convert_to_tensor(jacobian) for jacobian in found]
-        squared = tf.add_n(
-            [
-                tf.reduce_sum(tf.square(tf.cast(j, tf.float32)), range(1, j.shape.rank))
-                for j in jacobians
-            ]
-        )
+        flat = [tf.reshape(j, [j.shape[0], -1]) for j in jacobians]
+        squares = [tf.reduce_sum(tf.square(tf.cast(j, tf.float32)), 1) for j in flat]
+        squared = tf.add_n(squares)
         finite = tf.math.is_finite(squared)
         self.all_finite = tf.reduce_all(finite)
-        columns = [
-            tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)) for j in jacobians
-        ]
+        kept = [tf.where(finite[:, tf.newaxis], j, 0) for j in flat]
         return [
-            products.pinned(tf.where(column, j, 0))
-            for column, j in zip(columns, jacobians)
+            factored.pinned(tf.reshape(k, j.shape)) for k, j in zip(kept, jacobians)
         ]

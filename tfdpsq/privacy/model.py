@@ -20,10 +20,9 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.batches import as_bytes, content
+from tfdpsq.privacy.batches import as_bytes, content, unquoted_values
 from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.fast.gradient_norms import precision_in_words
-from tfdpsq.privacy.loop import Watch, digest_of_weights, unquoted_values
 from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import reads as private_reads
@@ -31,7 +30,7 @@ from tfdpsq.privacy.proof.certificate import code_fingerprint, make_certificate
 from tfdpsq.privacy.proof.ledger import ledger_in
 from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
-from tfdpsq.privacy.training import train
+from tfdpsq.privacy.training import Watch, digest_of_weights, train
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _ARGUMENT = (
@@ -39,8 +38,6 @@ _ARGUMENT = (
     "draws of one {unit} are added up and clipped to the clip norm together, so adding "
     "or removing one {unit} moves the sum by at most the clip norm."
 )
-# Arrays with more columns have their extremes looked for in all columns together.
-_COLUMNS = 32
 
 
 class PrivateModel(keras.Model):
@@ -90,12 +87,11 @@ class PrivateModel(keras.Model):
         self.reads = private_reads.PrivateReads(strict=strict)
         self._directory: str | None = None
         self._run_id: str | None = None
-        self._fitted: _Fitted | None = None
+        self._fitted = _Fitted([], {})
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Calls the wrapped model."""
-        masked = {} if mask is None else {"mask": mask}  # not every `call` takes one
-        return self.model(inputs, training=training, **masked)
+        return self.model(inputs, training=training)
 
     def save(self, *arguments: Any, **options: Any) -> None:
         """Saves the wrapped model, as `ModelCheckpoint` does; see `keras.Model`."""
@@ -111,7 +107,6 @@ class PrivateModel(keras.Model):
         loss: Loss | str | None = None,
         metrics: Any = None,
         jit_compile: bool = False,
-        steps_per_execution: int = 1,
     ) -> None:
         """Sets optimizer and loss.
 
@@ -123,8 +118,6 @@ class PrivateModel(keras.Model):
             `model.per_example_losses(x, training)`, [rows], and no targets.
           metrics: as in Keras; computed by `evaluate` alone.
           jit_compile: compile the step with XLA.
-          steps_per_execution: steps in one compiled call, never past the end of an
-            epoch; all are paid for before it, and callbacks called after it.
 
         Raises:
           InputError: an optimizer that has taken steps or has no finite rate, a loss
@@ -135,21 +128,13 @@ class PrivateModel(keras.Model):
         policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
         if "mixed_float16" in policies:
             raise validation.InputError(
-                "the policy is mixed_float16, for which Keras scales losses, which are "
-                "to be clipped. Set mixed_bfloat16 before the model is made."
+                "the policy is mixed_float16, which scales losses. Set mixed_bfloat16 "
+                "before the model is made."
             )
         self._jit = jit_compile
-        self._steps_at_once = validation.positive_integer(
-            "steps_per_execution", steps_per_execution
-        )
         self._row_loss = None if loss is None else _RowLoss(keras.losses.get(loss))
         self._mean_loss = keras.metrics.Mean("loss") if loss is None else None
-        super().compile(
-            optimizer=optimizer,
-            loss=self._row_loss,
-            metrics=metrics,
-            steps_per_execution=steps_per_execution,
-        )
+        super().compile(optimizer=optimizer, loss=self._row_loss, metrics=metrics)
 
     def test_step(self, data: Any) -> Any:
         """Evaluates a batch, also by the model's own `per_example_losses`."""
@@ -202,38 +187,38 @@ class PrivateModel(keras.Model):
         self._assert_compile_was_called()
         if directory is not None:
             directory = checkpoint.run_directory(directory)
-        self._require_first_fit(directory)
-        steps, private = self.plan.spec.steps, self.plan.spec.private
+        # Another ledger, or none, would not count the steps that were paid before.
+        ledger = ledger_in(directory, self.plan.fingerprint)
+        goes_on = directory is not None and directory == self._directory
+        goes_on = goes_on and self._run_id == (ledger.run if ledger else None)
+        if self.steps_executed and not goes_on:
+            raise validation.InputError(
+                f"fit has run {self.steps_executed} steps of its plan; again would "
+                "spend the same budget a second time. Make another PrivateModel, whose "
+                "epsilon adds to this one's."
+            )
+        self._directory = directory
+        private = self.plan.spec.private
         if private or directory is not None:
             _require_watching(callbacks)
         if y is None and self._row_loss is not None:
             raise validation.InputError("fit got no targets. Give arrays: fit(x, y).")
         data = _arrays_of(x, y)
         flat = tf.nest.flatten(data)
-        rows = len(flat[0])
         per_epoch = max(1, round(1 / self.plan.sampling_probability))
         if steps_per_epoch is not None:
             per_epoch = validation.positive_integer("steps_per_epoch", steps_per_epoch)
         # Traced, as a subclassed model has its weights only once it was called.
         losses = tf.function(lambda rows: self._losses_of(rows, training=False))
-        losses.get_concrete_function(
-            tf.nest.map_structure(
-                lambda a: tf.TensorSpec([1, *a.shape[1:]], a.dtype), data
-            )
+        specs = tf.nest.map_structure(
+            lambda a: tf.TensorSpec([1, *a.shape[1:]], a.dtype), data
         )
+        losses.get_concrete_function(specs)
         adapted = self._adapted_layers()
         self._record_reads(directory, validation_data, adapted)
-        watch = keras.callbacks.CallbackList(
-            callbacks,
-            add_history=True,
-            add_progbar=verbose != 0,
-            model=self,
-            verbose=verbose,
-            epochs=-(-steps // per_epoch),
-            steps=per_epoch,
-        )
-        epochs = _Epochs(self, watch, per_epoch, steps, validation_data)
+        epochs = _Epochs(self, callbacks, per_epoch, verbose, validation_data)
         weights, trained = list(self.model.weights), self.model.trainable_variables
+        ran: dict[str, Any] = {}
 
         def losses_of_batch(batch: Batch) -> tf.Tensor:
             parts = [batch[f"{i:04d}"] for i in range(len(flat))]
@@ -245,7 +230,7 @@ class PrivateModel(keras.Model):
             digest.update(content(values))
         self.stop_training = False
         try:
-            watch.on_train_begin()
+            epochs.watch.on_train_begin()
             self.steps_executed = train(
                 self.plan,
                 losses_of_batch,
@@ -255,15 +240,15 @@ class PrivateModel(keras.Model):
                 self.microbatch_size,
                 layers=[self.model],
                 engine=self.engine,
-                units=rows if groups is None else groups,
+                units=len(flat[0]) if groups is None else groups,
                 directory=directory,
                 data_fingerprint=digest.hexdigest(),
                 before_step=epochs.begin,
                 also_tried=_extreme_rows(flat, groups),
                 on_step=epochs.step,
                 jit_compile=self._jit,
-                save_every=per_epoch,  # no compiled call goes past an epoch's end
-                steps_per_loop=self._steps_at_once,
+                save_every=per_epoch,
+                facts=ran,
             )
         finally:  # also of a run that was interrupted, or has diverged
             # A resumed run has spent what an earlier process paid for.
@@ -271,17 +256,16 @@ class PrivateModel(keras.Model):
                 self.steps_executed = max(self.steps_executed, ledger.steps_paid)
                 self._run_id = ledger.run
         with Watch(self.optimizer, weights, private).unchanged("after the last step"):
-            watch.on_train_end()
+            epochs.watch.on_train_end()
         facts = {
             "optimizer": type(self.optimizer).__name__,
-            "engine": self.engine,
             "microbatch_size": self.microbatch_size,
             "trained_parameters": int(sum(np.prod(v.shape) for v in trained)),
             "weights": digest_of_weights(weights),
-            "products_of_clipping": precision_in_words(self._jit)
-            if self.engine == "fast"
-            else "as in tensorflow-privacy",
+            **ran,
         }
+        if ran["engine"] == "fast":
+            facts["products_of_clipping"] = precision_in_words(self._jit)
         if adapted:
             facts["adapted_layers"] = f"{adapted}, to {self._adapted_to} data"
         self._fitted = _Fitted(weights, facts)
@@ -303,25 +287,8 @@ class PrivateModel(keras.Model):
             losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
         return losses
 
-    def _require_first_fit(self, directory: str | None) -> None:
-        """Refuses a second run of the plan; a directory's own run goes on."""
-        ledger = ledger_in(directory, self.plan.fingerprint)
-        run_id = ledger.run if ledger else None
-        # Another ledger, or none, would not count the steps that were paid before.
-        same = directory == self._directory and run_id == self._run_id
-        if self.steps_executed and (directory is None or not same):
-            raise validation.InputError(
-                f"fit has run {self.steps_executed} steps of its plan; to run it again "
-                "would spend the same budget a second time. Make another PrivateModel, "
-                "whose epsilon adds to this one's."
-            )
-        self._directory = directory
-
     def _adapted_layers(self) -> str:
-        """Names the layers that keep statistics or words of data; "" where ε = ∞.
-
-        Refuses those of data that nobody declared.
-        """
+        """Names the layers adapted to declared data; "" where ε = ∞."""
         found = ", ".join(
             layer.name
             for layer in self.model._flatten_layers(include_self=False)
@@ -331,25 +298,15 @@ class PrivateModel(keras.Model):
             return ""
         if found and not self._adapted_to:
             raise validation.InputError(
-                f"adapt() was called on {found}, whose statistics or words are "
-                "released without noise. Set adapted_to='public' if the data were "
-                "public; 'private' states that epsilon does not cover them."
+                f"adapt() was called on {found}, whose statistics are released without "
+                "noise. Set adapted_to='public', or 'private', which no epsilon covers."
             )
         return found
 
     def _record_reads(
         self, directory: str | None, validation_data: Any, adapted: str
     ) -> None:
-        """Records what `fit` reads beyond ε; in the directory, if there is one.
-
-        Evaluates a validation row: a misspelt metric would end the run after an epoch.
-        """
-        flat = [part for part in tf.nest.flatten(validation_data) if part is not None]
-        if len(counts := {len(part) for part in flat}) > 1:
-            raise validation.InputError(
-                f"the arrays of validation_data have {sorted(counts)} rows; give as "
-                "many of each."
-            )
+        """Records what `fit` reads beyond ε; in the directory, if there is one."""
         if directory is not None:
             earlier = self.reads.entries
             path = os.path.join(directory, private_reads.FILE_NAME)
@@ -357,9 +314,17 @@ class PrivateModel(keras.Model):
             for entry in earlier:
                 self.reads.record(**entry)
         if validation_data is not None:
+            parts = tf.nest.flatten(validation_data)
+            counts = {len(part) for part in parts if part is not None}
+            if len(counts) > 1:
+                raise validation.InputError(
+                    f"the arrays of validation_data have {sorted(counts)} rows; give "
+                    "as many of each."
+                )
             self.reads.record(
                 "the validation data, after every epoch", "the history of fit()"
             )
+            # One row: a misspelt metric would end the run after an epoch.
             first = tf.nest.map_structure(
                 lambda values: None if values is None else values[:1], validation_data
             )
@@ -407,31 +372,30 @@ class PrivateModel(keras.Model):
           InputError: missing steps; weights changed since; no argument for a
             `sensitivity_multiplier` above 1.
         """
-        spec, fitted = self.plan.spec, self._fitted
+        spec = self.plan.spec
         if self.steps_executed != spec.steps:
             raise validation.InputError(
                 f"fit has run {self.steps_executed} of {spec.steps} steps. Let it run "
-                "to the end, or state the cost of all by privacy.make_certificate."
+                "to the end, or call privacy.make_certificate."
             )
-        weights = digest_of_weights(fitted.weights) if fitted else ""
-        if not fitted or weights != fitted.facts["weights"]:
+        weights, facts = self._fitted.weights, self._fitted.facts
+        if not facts or digest_of_weights(weights) != facts["weights"]:
             raise validation.InputError(
-                f"the weights of {self.model.name} are others than fit left: they were "
-                "set or loaded since, or it did not end. Ask for it before."
+                f"the weights of {self.model.name} are others than fit left. Ask for "
+                "the certificate before they change."
             )
-        if sensitivity_argument is None:
-            if spec.sensitivity_multiplier != 1:
-                raise validation.InputError(
-                    f"sensitivity_multiplier is {spec.sensitivity_multiplier}, and "
-                    "only you know why it holds. Give sensitivity_argument."
-                )
-            sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
+        if sensitivity_argument is None and spec.sensitivity_multiplier != 1:
+            raise validation.InputError(
+                f"sensitivity_multiplier is {spec.sensitivity_multiplier}, and only "
+                "you know why it holds. Give sensitivity_argument."
+            )
         return make_certificate(
             self.plan,
             self.steps_executed,
             description=description,
-            sensitivity_argument=sensitivity_argument,
-            training=fitted.facts,
+            sensitivity_argument=sensitivity_argument
+            or _ARGUMENT.format(unit=spec.unit),
+            training=facts,
             fingerprints={"code": code_fingerprint(), **(fingerprints or {})},
             private_reads=self.reads.entries,
             run_id=self._run_id,
@@ -440,23 +404,36 @@ class PrivateModel(keras.Model):
 
 @dataclasses.dataclass
 class _Fitted:
-    """The weights that `fit` left, and what a certificate states of their training."""
+    """The weights that `fit` left, and facts of their training; Keras wraps a tuple."""
 
     weights: list[tf.Variable]
     facts: dict[str, Any]
 
 
-@dataclasses.dataclass
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
-    model: PrivateModel
-    watch: keras.callbacks.CallbackList
-    per_epoch: int
-    steps: int
-    validation: Any
-    losses: list[float] = dataclasses.field(default_factory=list)
-    begun: bool = False
+    def __init__(
+        self,
+        model: PrivateModel,
+        callbacks: Sequence[keras.callbacks.Callback],
+        per_epoch: int,
+        verbose: int,
+        validation_data: Any,
+    ):
+        self.model, self.per_epoch, self.validation = model, per_epoch, validation_data
+        self.steps = model.plan.spec.steps
+        self.losses: list[float] = []
+        self.begun = False
+        self.watch = keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            model=model,
+            verbose=verbose,
+            epochs=-(-self.steps // per_epoch),
+            steps=per_epoch,
+        )
 
     def begin(self, step: int) -> None:
         epoch, batch = divmod(step, self.per_epoch)
@@ -523,20 +500,14 @@ def _arrays_of(x: Any, y: Any) -> dict[str, Any]:
 
     def as_array(values: Any) -> np.ndarray:
         array = np.asarray(values)
-        if array.ndim == 0 or 0 in array.shape:
-            raise validation.InputError(
-                f"fit got a {type(values).__name__} of shape {array.shape}, and the "
-                "plan's sampler must draw the batches. Give arrays of one row per "
-                "example, or use privacy.train, which asks for rows by number."
-            )
-        if array.dtype == object:
-            kinds = {type(each).__name__ for each in array.flat}
-            if kinds != {"str"}:
-                raise validation.InputError(
-                    f"an array given to fit holds Python objects ({', '.join(kinds)}). "
-                    "Give arrays of numbers or of texts, such as x.astype(np.float32)."
-                )
+        if array.dtype == object and all(isinstance(each, str) for each in array.flat):
             array = array.astype(str)
+        if array.ndim == 0 or 0 in array.shape or array.dtype == object:
+            raise validation.InputError(
+                f"fit got a {type(values).__name__} of shape {array.shape} and of "
+                f"{array.dtype}, but the plan's sampler must draw the rows. Give "
+                "arrays of numbers or texts, one row per example."
+            )
         return as_bytes("a text", array) if array.dtype.kind == "U" else array
 
     arrays = {"x": tf.nest.map_structure(as_array, x)}
@@ -556,17 +527,16 @@ def _extreme_rows(arrays: Sequence[np.ndarray], groups: Groups | None) -> list[i
     An id that no embedding has, or a label of no class, is among them.
     """
     count = len(arrays[0])
-    rows = np.arange(count) if groups is None else np.sort(groups.rows)
+    rows = np.sort(groups.rows) if isinstance(groups, Groups) else np.arange(count)
     rows = rows[rows < count]  # others are refused where rows are taken
     found = set()
     for values in arrays:
         if values.dtype.kind not in "iuf":
             continue
         columns = values[rows].reshape(len(rows), -1)
-        if columns.shape[1] > _COLUMNS:
+        ends = list(columns.T)
+        if len(ends) > 32:  # of all columns together
             ends = [columns.min(axis=1), columns.max(axis=1)]
-        else:
-            ends = list(columns.T)
         for each in map(np.nan_to_num, ends):
             found |= {int(rows[each.argmin()]), int(rows[each.argmax()])}
     return sorted(found)
@@ -579,14 +549,12 @@ def _require_watching(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """
     rates = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
     for callback in tf.nest.flatten(callbacks):
-        name = type(callback).__name__
-        if isinstance(callback, rates):
-            raise validation.InputError(
-                f"callbacks has a {name}, which sets rates beside a private loss. Give "
-                "the optimizer a LearningRateSchedule."
-            )
+        remedy = "Give the optimizer a LearningRateSchedule"
         if getattr(callback, "restore_best_weights", False):
-            raise validation.InputError(
-                f"callbacks has a {name} with restore_best_weights, but no ε covers a "
-                "choice by a private loss. Set restore_best_weights to False."
-            )
+            remedy = "Set restore_best_weights to False"
+        elif not isinstance(callback, rates):
+            continue
+        raise validation.InputError(
+            f"callbacks has a {type(callback).__name__}, but no ε covers a choice by a "
+            f"private loss. {remedy}."
+        )

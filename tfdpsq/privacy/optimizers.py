@@ -25,8 +25,6 @@ OPTIMIZERS = {
     "t5x_adafactor": T5XAdafactor,
 }
 _LEGACY = keras.optimizers.legacy.Optimizer
-# Steps of a schedule that are looked at.
-_LOOKS = 200
 
 
 def require_new(optimizer: Any, steps: int) -> None:
@@ -51,15 +49,10 @@ def require_new(optimizer: Any, steps: int) -> None:
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one."
         )
-    rate, tried = _rate_of(optimizer), [0]
-    if callable(rate):
-        tried = np.linspace(0, steps - 1, min(steps, _LOOKS)).astype(int).tolist()
-    for step in tried:
-        try:
-            found = rate(tf.constant(step, tf.int64)) if callable(rate) else rate
-            value = np.float32(found)
-        except (TypeError, ValueError, tf.errors.OpError):
-            value = np.float32(np.nan)
+    rate = _rate_of(optimizer)
+    for step in np.linspace(0, steps - 1, min(steps, 200)).astype(int).tolist():
+        found = rate(tf.constant(step, tf.int64)) if callable(rate) else rate
+        value = np.float32(found)
         if not 0 <= value < np.inf:
             raise validation.InputError(
                 f"learning_rate is {value} at step {step}; it must be a finite number, "

@@ -16,7 +16,7 @@ import dp_accounting
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.randomness import sampling, secure
-from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.privacy.spec import ACCOUNTANTS, PrivacySpec
 
 # Changes whenever a plan of the same numbers would run or be accounted otherwise.
 _LAW = "tfdpsq-plan/3"
@@ -177,14 +177,16 @@ class PrivacyPlan:
         on ε, so both accountants are left with the same δ.
 
         Raises:
-          InputError: more steps than the plan covers.
+          InputError: more steps than the plan covers; an unknown accountant.
         """
         if steps > self.spec.steps:
             raise validation.InputError(
                 f"{steps} steps were executed but the plan covers {self.spec.steps}. "
                 f"Make a plan for {steps} steps instead."
             )
-        accountant = accountant or self.spec.accountant
+        accountant = validation.one_of(
+            "accountant", accountant or self.spec.accountant, ACCOUNTANTS
+        )
         runs = [(self, steps)] if steps else []
         return epsilon_of_runs(runs, self.spec.target_delta, accountant)
 

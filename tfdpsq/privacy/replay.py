@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdpsq import dropout_masks
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast.capture import flatten
+from tfdpsq.privacy.fast.engine import flatten
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
 
@@ -48,8 +48,7 @@ def replayable(
     microbatches.
 
     Args:
-      layers: models and layers, with all layers inside them. Numbers drawn from
-        `tf.random` are not affected.
+      layers: models and layers; those inside them count, too.
       seed: [2] int64, secret.
       step: scalar integer, the logical step.
       microbatch: scalar integer, unique within the step, over all replicas.
@@ -88,9 +87,7 @@ class _StatelessGenerator:
     def __init__(
         self, next_key: Callable[[], tf.Tensor], layer: str, draws: Draws | None
     ):
-        self._next_key = next_key
-        self._layer = layer
-        self._draws = draws
+        self._next_key, self._layer, self._draws = next_key, layer, draws
 
     def _maybe_init(self) -> None:
         """Called when a layer is built; there is nothing to initialise."""
@@ -128,14 +125,8 @@ class _StatelessGenerator:
         return self._next_key()
 
     def make_seed_for_stateless_op(self) -> Any:
-        """[2] int64, of which XLA keeps 32 bits each, for this microbatch.
-
-        `checks` refuses layers that draw from it by operations of their own.
-        """
-        key, upper, part = tf.unstack(tf.bitcast(self._next_key(), tf.uint64))
-        draw = noise.DrawKey(key[tf.newaxis], tf.stack([part, upper]))
-        with tf.name_scope(KEYED):
-            return noise.integers([2], draw, tf.int64)
+        """[2] int64; where ε counts, `checks` refuses layers that draw from it."""
+        return tf.cast(self._words([1], 1)[0, 0, :2], tf.int64)
 
     def _noted(self, shape: Any) -> Any:
         """Records a shape that is drawn; returns it, as numbers if it is static."""
@@ -154,9 +145,7 @@ class _StatelessGenerator:
             draw = noise.DrawKey(tf.bitcast(key[tf.newaxis], tf.uint64), counter)
             return noise.integers([rows, groups, 4], draw, tf.uint32)
 
-    def _numbers(
-        self, of_words: Callable[[tf.Tensor], tf.Tensor], shape: Any
-    ) -> tf.Tensor:
+    def _numbers(self, of_words: Callable[[Any], Any], shape: Any) -> tf.Tensor:
         """Draws numbers of a shape, the first of each row's [groups, 4]."""
         shape = self._noted(shape)
         size = dropout_masks.elements(shape)

@@ -22,9 +22,9 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
+from tfdpsq.privacy.batches import require_microbatches, rows_at_once, share_of
 from tfdpsq.privacy.engines import Batch, Clipped, Engine, clipped_sum, require_engine
-from tfdpsq.privacy.fast.capture import converted
+from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.fast.factored import full_dtype
 from tfdpsq.privacy.keys import RunKey, StepKeys
 from tfdpsq.privacy.optimizers import apply, build
@@ -99,13 +99,18 @@ def make_logical_step(
 def rows_of_batch(setup: Setup) -> int:
     """Returns M, the rows that every batch of a run is padded to.
 
+    Always the same, as a loss can read it: the most that can be drawn, rounded up to
+    whole microbatches, the same number for every replica in sync.
+
     Raises:
       InputError: more replicas than microbatches.
     """
+    plan, size = setup.plan, setup.microbatch_size
     if callable(setup.engine):
-        parts = -(-setup.plan.max_rows // setup.microbatch_size)
-        return parts * setup.microbatch_size
-    return padded_rows(setup.plan, setup.microbatch_size)
+        return -(-plan.max_rows // size) * size
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    microbatches = require_microbatches(plan.max_rows, size, replicas)
+    return -(-microbatches // replicas) * replicas * rows_at_once(plan, size)
 
 
 def make_microbatch_sum(setup: Setup) -> Callable[[Batch, tf.Tensor], Clipped]:
@@ -128,8 +133,7 @@ class _Step:
         if not callable(setup.engine) and size % self._together:
             raise validation.InputError(
                 f"microbatch_size {size} parts the {self._together} rows that are "
-                "clipped together (rows_per_unit, or a dealt microbatch). Use a "
-                "multiple of it."
+                "clipped together. Use a multiple of these."
             )
 
     def run(
@@ -146,8 +150,8 @@ class _Step:
         size = rows if whole else setup.microbatch_size
         if rows % size:
             raise validation.InputError(
-                f"the batch has {rows} rows, which microbatch_size {size} does not "
-                "divide. Pad it to a multiple."
+                f"the batch has {rows} rows; pad it to a multiple of microbatch_size "
+                f"{size}."
             )
         replica = tf.distribute.get_replica_context()
         several = replica is not None and replica.num_replicas_in_sync > 1
@@ -160,8 +164,8 @@ class _Step:
             index: Any, loss_sum: Any, losses_counted: Any, *sums: Any
         ) -> Any:
             part = _slice(batch, index * size, size)
-            # Its number in the whole batch, as `split_over_replicas` deals them: so
-            # its dropout is the same whatever the replicas.
+            # Its number in the whole batch, as `share_of` deals them: so its dropout is
+            # the same whatever the replicas.
             number = first + tf.cast(index, tf.int64) * every
             clipped = self.of_microbatch(part, number, keys)
             losses = clipped.losses
@@ -267,8 +271,7 @@ def privatized(
         if len(noise) != len(sums):
             raise validation.InputError(
                 f"secure is True, but there is noise for {len(noise)} of {len(sums)} "
-                "variables. Give the step what RunKey.secure_noise returns, afresh for "
-                "every step."
+                "variables. Give each step its own from RunKey.secure_noise."
             )
         sums = secure.noised(sums, noise, plan.grid_step)
     elif plan.spec.private:
@@ -307,21 +310,29 @@ def _added(
 # -- Compiled -------------------------------------------------------------------------
 
 
-class CompiledSteps:
+class CompiledStep:
     """Takes logical steps as a compiled function of arrays.
 
     Attributes:
       variables: those that are trained.
       microbatch_size: as `train` was given it.
       rows: what every batch is padded to.
-      read: variables that a step reads, once it is built.
+      read: variables that a step reads.
     """
 
-    def __init__(self, setup: Setup, optimizer: Any, key: RunKey, jit_compile: bool):
-        """Initializes with the arguments of `train`; nothing is traced yet.
+    def __init__(
+        self,
+        setup: Setup,
+        optimizer: Any,
+        key: RunKey,
+        jit_compile: bool,
+        batch: Arrays,
+    ):
+        """Traces the step for batches like this one, of one row or more.
 
         Raises:
-          InputError: more replicas than microbatches.
+          InputError: more replicas than microbatches; XLA is to compile the step, and
+            cannot.
         """
         self._plan, self._key = setup.plan, key
         self.variables = setup.variables
@@ -329,11 +340,10 @@ class CompiledSteps:
         self._dealt = not callable(setup.engine)
         self._at_once = rows_at_once(setup.plan, setup.microbatch_size)
         self.rows = rows_of_batch(setup)
-        self.read: Sequence[tf.Variable] = ()
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         # Several replicas compile, or not, as their strategy does.
-        self._jit_compile = jit_compile if self._replicas == 1 else None
+        jit = jit_compile if self._replicas == 1 else None
         step = make_logical_step(
             setup.plan,
             converted(setup.per_example_losses),
@@ -346,35 +356,29 @@ class CompiledSteps:
         run = self._strategy.run
         self._function = tf.function(
             step if self._replicas == 1 else lambda *given: run(step, args=given),
-            jit_compile=self._jit_compile,
+            jit_compile=jit,
             autograph=False,
         )
-
-    def build(self, batch: Arrays) -> None:
-        """Traces the step for batches like this one, of one row or more.
-
-        Raises:
-          InputError: XLA cannot compile the step, and is to.
-        """
         empty = {
             name: np.zeros([self.rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
         }
-        arguments = self._arguments(empty, 0, self._plan.spec.steps)
+        arguments = self._arguments(empty, 0, setup.plan.spec.steps)
         with self._precisely():
             self.read = self._function.get_concrete_function(*arguments).variables
-            if not self._jit_compile:
-                return
-            try:
-                self._function.experimental_get_compiler_ir(*arguments)(stage="hlo")
-            except Exception as error:  # of a class that differs by version
-                refused = str(error).partition("Detected unsupported operations")[2]
-                if refused:
-                    names = refused.splitlines()[0].rpartition("_JIT")[2]
-                    raise validation.InputError(
-                        "jit_compile is True, but XLA does not have all operations of "
-                        f"the step{names}. Use others, or set jit_compile to False."
-                    ) from error
+            if jit:
+                try:
+                    self._function.experimental_get_compiler_ir(*arguments)(stage="hlo")
+                except Exception as error:  # of a class that differs by version
+                    _require_operations(str(error))
+
+        self._finite = tf.function(
+            lambda: [tf.reduce_all(tf.math.is_finite(v)) for v in self.variables]
+        )
+
+    def weights_finite(self) -> bool:
+        """Returns whether all values of the trained variables are finite."""
+        return all(map(bool, self._finite()))
 
     def rehearse(self, batch: Arrays) -> None:
         """Takes a step that the caller undoes, and logs its memory and time.
@@ -392,10 +396,9 @@ class CompiledSteps:
         if not self._dealt:
             in_use = 1
             given["weights"][0] = 1
-        arguments = [given], [in_use], self._plan.spec.steps
-        self(*arguments)  # XLA compiles in the first call
+        self(given, in_use, self._plan.spec.steps)  # XLA compiles in the first call
         started = time.monotonic()
-        self(*arguments)
+        self(given, in_use, self._plan.spec.steps)
         expected = self._plan.spec.batch_size * self._plan.spec.rows_per_unit
         seconds = (time.monotonic() - started) * max(1, -(-expected // in_use))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -405,54 +408,52 @@ class CompiledSteps:
             "a step takes about %.3g seconds; peak memory: %.2f GiB", seconds, memory
         )
 
-    def __call__(
-        self, batches: Sequence[Arrays], counts: Sequence[int], first: int
-    ) -> list[float]:
-        """Takes one step for each batch, in order, and waits for the last.
+    def __call__(self, batch: Arrays, count: int, number: int) -> float:
+        """Takes a step, waits for it, and returns the mean loss over all replicas.
 
         Args:
-          batches: of one size; see `batches.batch_of`.
-          counts: leading rows in use, of each.
-          first: the number of the first step in the run; the others follow it.
-
-        Returns:
-          The mean loss of each step, over all replicas.
+          batch: see `batches.batch_of`.
+          count: leading rows in use.
+          number: of the step in the run.
         """
-        losses = []
         with self._precisely():
-            for number, (batch, count) in enumerate(zip(batches, counts), first):
-                loss = self._function(*self._arguments(batch, count, number))
-                losses.append(self._strategy.experimental_local_results(loss)[0])
-            return [float(loss) for loss in losses]
+            loss = self._function(*self._arguments(batch, count, number))
+            return float(self._strategy.experimental_local_results(loss)[0])
 
     def _precisely(self) -> contextlib.AbstractContextManager[None]:
         """While a private step is traced or runs; see `fast.true_float32`."""
         private = self._plan.spec.private
         return fast.true_float32() if private else contextlib.nullcontext()
 
-    def _arguments(self, batch: Arrays, count: int, number: int) -> list[Any]:
+    def _arguments(self, batch: Arrays, count: int, number: int) -> tuple[Any, ...]:
         """Packs what the step takes: batch, count, noise and keys."""
 
-        def on_replicas(part: Callable[[int], Any]) -> Any:
-            if self._replicas == 1:
-                return part(0)
-            return self._strategy.experimental_distribute_values_from_function(
-                lambda context: part(context.replica_id_in_sync_group)
-            )
+        def given_to(replica: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            rows, used = batch, count
+            if self._dealt:
+                rows, used = share_of(
+                    batch, count, replica, self._replicas, self._at_once
+                )
+            tensors = {name: tf.convert_to_tensor(v) for name, v in rows.items()}
+            return tensors, tf.constant(used, tf.int32)
 
-        def tensors(rows: Arrays) -> dict[str, tf.Tensor]:
-            return {name: tf.convert_to_tensor(value) for name, value in rows.items()}
-
-        rows_of, count_of = (lambda _: batch), (lambda _: count)
-        if self._dealt:
-            rows_of, count_of = split_over_replicas(
-                batch, count, self._replicas, self._at_once
+        if self._replicas == 1:
+            rows, used = given_to(0)
+        else:
+            rows, used = self._strategy.experimental_distribute_values_from_function(
+                lambda context: given_to(context.replica_id_in_sync_group)
             )
         # The same for all replicas, as it is added to what they have summed up.
         noise = self._key.secure_noise(number, self.variables)
-        return [
-            on_replicas(lambda replica: tensors(rows_of(replica))),
-            on_replicas(lambda replica: tf.constant(count_of(replica), tf.int32)),
-            [tf.convert_to_tensor(values) for values in noise],
-            self._key.step_keys(number),
-        ]
+        tensors = [tf.convert_to_tensor(values) for values in noise]
+        return rows, used, tensors, self._key.step_keys(number)
+
+
+def _require_operations(problem: str) -> None:
+    """Refuses a step of which XLA says that it lacks operations."""
+    missing = problem.partition("Detected unsupported operations")[2]
+    if missing:
+        raise validation.InputError(
+            "jit_compile is True, but XLA does not have all operations of the step"
+            f"{missing.splitlines()[0].rpartition('_JIT')[2]}. Set it to False."
+        )

@@ -1,21 +1,44 @@
-"""Training: the call that runs a plan, with its sampler, its noise, its step count.
+"""Training: the call that runs a plan, to its end or until it is asked to stop.
 
-The loop is given the data as a function from row numbers to arrays, so that it
-alone decides which rows a step sees. It pays for every step in the ledger before
-taking it, and reports how many steps are paid for, which is what the certificate
-is computed from.
+Order is what the guarantee rests on. A step's rows come from the plan's sampler alone;
+the ledger holds its payment, synced to disk, before it runs; a state is saved after it.
+A kill between any two of these loses work, never a payment. `train` returns how many
+steps are paid for, which is what the certificate is computed from.
+
+Divergence: after every step a run's weights are compared with infinity and NaN. Where
+they are not finite any more the run is over, as no later step can mend them, and the
+weights are set back to those of the last step after which all were finite.
+
+Privacy: which step that is follows from the iterates alone, that is from what the
+mechanism releases in each step. Choosing it, and giving out that step's weights, is
+post-processing of the whole plan's output: imagine that the remaining steps are taken
+and their output is thrown away. So the guarantee of the whole plan holds, and no
+smaller one is claimed: that training ended at step k was decided by looking at noised
+weights, which an ε of k steps does not cover. All steps of the plan are therefore paid
+for in the ledger, taken or not, and the certificate counts what is paid. The same holds
+where `on_step` stops a run.
+
+Steps between the last saved state and that step are taken again, with their rows, noise
+and dropout. They have to be the same steps, or the weights given out would be those of
+a second try, and that the first diverged would say more of the same noise; so a step
+that draws what cannot be repeated is refused (see `checks`). Two things are repeated
+only up to rounding: sums that a GPU adds up in any order (until
+`tf.config.experimental.enable_op_determinism`), and sums over another number of
+replicas. Of a first try that a kill ended, nothing leaves the private directory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import numbers
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,15 +48,58 @@ import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import checkpoint, checks, fast, optimizers, workers
-from tfdpsq.privacy.batches import content
+from tfdpsq.privacy.batches import (
+    Take,
+    batch_of,
+    content,
+    require_same_rows,
+    unquoted_values,
+)
 from tfdpsq.privacy.engines import Batch, Engine, require_engine
-from tfdpsq.privacy.environment import warning_of_logs
 from tfdpsq.privacy.keys import RunKey
-from tfdpsq.privacy.loop import Loop, Take, Watch, kept_in
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
+from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.privacy.randomness.noise import SCHEME
-from tfdpsq.privacy.randomness.sampling import Groups
-from tfdpsq.privacy.step import CompiledSteps, Setup
+from tfdpsq.privacy.randomness.sampling import Groups, Sampler
+from tfdpsq.privacy.step import CompiledStep, Setup
+
+# TensorFlow read it when it was imported.
+LOG_LEVEL = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+class Preempted(Exception):
+    """Asks for a run to end before its time, and tells that it did.
+
+    Attributes:
+      executed: logical steps executed. With a directory their state is saved, and
+        the same call goes on from there.
+    """
+
+    def __init__(self, executed: int):
+        """Takes how far the run came."""
+        super().__init__(f"training was asked to end, after step {executed}")
+        self.executed = executed
+
+
+class Diverged(validation.InputError):
+    """Training diverged; the variables hold weights from before it did.
+
+    Attributes:
+      paid: steps paid for: all of the plan.
+      diverged_at: the step after which some weight was NaN or infinite.
+      weights_of: the step whose weights the variables hold; all of them are finite.
+    """
+
+    def __init__(self, paid: int, diverged_at: int, weights_of: int):
+        """Takes what was paid, and which steps."""
+        super().__init__(
+            f"training diverged: after step {diverged_at} the weights hold NaN or "
+            f"infinity. Those kept are of step {weights_of}; {paid} steps are paid "
+            "for. Lower the learning rate."
+        )
+        self.paid, self.diverged_at, self.weights_of = paid, diverged_at, weights_of
 
 
 def train(
@@ -49,13 +115,13 @@ def train(
     directory: str | os.PathLike | None = None,
     data_fingerprint: str = "",
     save_every: int = 50,
-    steps_per_loop: int = 1,
     jit_compile: bool = False,
     seed: int | None = None,
     before_step: Callable[[int], None] | None = None,
     on_step: Callable[[int, float], bool | None] | None = None,
     state: Sequence[tf.Variable] = (),
     also_tried: Sequence[int] = (),
+    facts: dict[str, Any] | None = None,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -71,8 +137,7 @@ def train(
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Layers of
     `layers` draw from secret keys, and where ε is finite a loss that draws otherwise is
-    refused (see `replay`). `tf.py_function` hides such draws, so the global TensorFlow
-    seed is set to fresh secret entropy as well.
+    refused (see `replay`).
 
     Args:
       plan: sampler, noise scale, number of steps.
@@ -96,17 +161,14 @@ def train(
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
-      steps_per_loop: steps taken at once, and paid for before; none goes past a saved
-        state. Hooks are called for all of them before and after.
       jit_compile: compile the step with XLA.
       seed: of the run's `RunKey`, secret; `None` takes fresh entropy. Only tests fix
         it, without a `directory`: that keeps a seed of its own.
       before_step: called before each step with the number of steps executed. With
-        `state` it may set those variables: what the loss reads besides rows and
-        weights, such as negatives from public documents. It must use nothing of the
-        private rows but the weights, which are released anyway: then it is
-        post-processing, and costs nothing. It is then also called with 0 before
-        anything is tried or restored.
+        `state` it may set those variables, such as negatives from public documents, and
+        is also called with 0 before anything is tried or restored. It must use nothing
+        of the private rows but the weights, which are released anyway: then it is
+        post-processing, and costs nothing.
       on_step: called after each step with the number of steps executed and the
         mean loss, a private measurement wherever the data are private. If it returns
         `True`, training ends and the whole plan is paid for; if it raises `Preempted`,
@@ -115,59 +177,54 @@ def train(
       state: variables that `before_step` sets, kept and restored with the weights.
       also_tried: numbers of rows whose loss is computed before the first step, so that
         bad values, such as the largest ids, fail before anything is paid.
+      facts: gets the "engine" that runs.
 
     Returns:
       The number of logical steps paid for: all of the plan.
 
     Raises:
       Preempted: `on_step` raised it before the last step.
-      Diverged: weights were not finite, and there is a `directory`; see `loop`.
+      Diverged: weights were not finite, and there is a `directory`.
       InputError: an optimizer that has taken steps, or has no finite rate; rows, loss
         or model that `checks` refuses; other data, settings or plan than the
         directory's; a damaged ledger or state; with `directory`, too little memory for
-        a step. All before a step is paid for; and a later step that finds no memory,
-        after it.
+        a step. All before a step is paid for, but where a later one finds no memory.
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
     private, layers, variables = plan.spec.private, list(layers), list(variables)
-    if private and (warning := warning_of_logs()):
-        logging.log_first_n(logging.WARNING, "%s", 1, warning)
-    for name, value in (
-        ("microbatch_size", microbatch_size),
-        ("save_every", save_every),
-        ("steps_per_loop", steps_per_loop),
-    ):
-        validation.positive_integer(name, value)
+    if private and LOG_LEVEL not in ("2", "3"):
+        logging.log_first_n(
+            logging.WARNING,
+            "TF_CPP_MIN_LOG_LEVEL is %s, so an operation that refuses a value logs "
+            "private rows to stderr. Set it to 2 before TensorFlow is imported.",
+            1,
+            LOG_LEVEL,
+        )
+    validation.positive_integer("microbatch_size", microbatch_size)
+    validation.positive_integer("save_every", save_every)
     require_engine(engine)
     optimizers.require_new(optimizer, plan.spec.steps)
     fast.require_distinct(variables)
-    if not variables:
-        raise validation.InputError(
-            "there are no variables to train. Build the model first, by calling it "
-            "on a batch, and pass its trainable_variables."
-        )
     if directory is not None and seed is not None:
         raise validation.InputError(
             "seed is given, and a directory, which keeps a secret one. Leave seed out."
         )
-    if state and steps_per_loop != 1:
+    if not isinstance(units, (Groups, numbers.Integral, type(None))):
         raise validation.InputError(
-            f"steps_per_loop is {steps_per_loop}, but before_step sets a state before "
-            "every step. Set it to 1."
+            f"units is a {type(units).__name__}. Give Groups.of(labels) for unit "
+            "'user', or the number of units."
         )
     groups, count = (units, None) if isinstance(units, Groups) else (None, units)
-    numbers: Sequence[int] | np.ndarray = range(count or plan.spec.num_units)
-    if groups is not None:
-        numbers = np.sort(groups.rows)
-    rows = checks.Rows(take, numbers)
+    at = range(count or plan.spec.num_units) if groups is None else np.sort(groups.rows)
+    rows = checks.Rows(take, at, also_tried)
     if state and before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     read: list[tf.Module | tf.Variable] = [*layers]
     batch = rows.take_some(plan.rows_clipped_together)
     setup = Setup(plan, per_example_losses, variables, layers, microbatch_size, engine)
     if private:
-        setup, variables_read = checks.check_setup(setup, rows, also_tried)
+        setup, variables_read = checks.check_setup(setup, rows)
         read += variables_read
         take = checks.of_one_shape(take, batch)
     strategy = tf.distribute.get_strategy()
@@ -185,6 +242,8 @@ def train(
         "the version of tfdpsq": tfdpsq.__version__,
         "units": _digest_of([groups.rows, groups.offsets] if groups else [repr(count)]),
     }
+    if facts is not None:
+        facts["engine"] = settings["engine"]
     if directory is not None:
         settings["the model's configuration"] = _configuration(layers)
         # A step that is repeated reads them, too.
@@ -193,37 +252,286 @@ def train(
     workers.require_same(settled.encode(), "the plan, the model or the settings")
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
-    with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
+    with _kept_in(chiefs, plan, data_fingerprint, settings) as kept:
         if private and seed is not None:
-            logging.warning(
-                "seed was given: epsilon does not hold against anyone who guesses it. "
-                "Give it in tests only."
-            )
+            logging.warning("epsilon does not hold against anyone who guesses seed")
         key = RunKey(plan, kept.secrets.seed if kept is not None else seed)
-        if private:
+        if private:  # `tf.py_function` hides draws from `checks`
             tf.random.set_seed(key.process)
         slots = optimizers.build(optimizer, variables)
-        take_steps = CompiledSteps(setup, optimizer, key, jit_compile)
-        take_steps.build(batch)
+        take_step = CompiledStep(setup, optimizer, key, jit_compile, batch)
         restored = [*variables, *slots, *state]
         # The step's own are a schedule's, too.
-        watched = _held([*read, *restored, *take_steps.read])
-        loop = Loop(
+        watched = _held([*read, *restored, *take_step.read])
+        run = _Run(
             plan,
             plan.sampler(count, key.sampler, groups),
             take,
-            take_steps,
+            take_step,
             restored,
             bool(state),
             before_step,
             on_step,
             save_every,
-            steps_per_loop,
             kept,
             Watch(optimizer, watched, private),
-            batch if private and directory is not None else None,
         )
-        return loop.run(ends_if_diverged=directory is not None)
+        return run.execute(batch, directory is not None)
+
+
+# -- The loop -------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """A run's private directory, with its ledger and seeds."""
+
+    directory: str
+    ledger: Ledger
+    secrets: checkpoint.Secrets
+
+
+@contextlib.contextmanager
+def _kept_in(
+    directory: str | None,
+    plan: PrivacyPlan,
+    data_fingerprint: str,
+    settings: Mapping[str, str],
+) -> Iterator[Kept | None]:
+    """Opens the ledger and the seeds in a directory; gives `None` without one.
+
+    Until a step is paid for, both are made again each time, the ledger first, and the
+    seeds name it. So a ledger's head and its seeds belong to one run.
+    """
+    if directory is None:
+        yield None
+        return
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    # Without a guarantee nothing is spent: a finished run may simply be done again.
+    repeats = not plan.spec.private and not checkpoint.is_open(directory)
+    ledger = Ledger(
+        os.path.join(directory, LEDGER),
+        plan.fingerprint,
+        data_fingerprint,
+        plan.spec.steps,
+        checkpoint.steps_taken(directory),
+        repeats,
+    )
+    try:
+        secrets = checkpoint.open_secrets(
+            directory, ledger.run, ledger.steps_paid, settings, plan.spec.secure
+        )
+        yield Kept(directory, ledger, secrets)
+    finally:
+        ledger.close()
+
+
+class Watch:
+    """A check that hooks change nothing that later steps depend on.
+
+    Callbacks and `on_step` get losses of private rows without noise. Were one of them
+    to set a weight or the learning rate by these, the weights would tell of the rows
+    beyond ε; and a killed run could not repeat its steps.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[tf.Variable], enforce: bool = True
+    ):
+        """If `enforce` is False (ε = ∞), hooks may change anything."""
+        self._optimizer, self._enforce = optimizer, enforce
+        self._checksums = tf.function(lambda: [_sum_of_bits(v) for v in variables])
+
+    @contextlib.contextmanager
+    def unchanged(self, after: str) -> Iterator[None]:
+        """Refuses a block that changes a weight, or a setting of the optimizer.
+
+        Args:
+          after: what was done before, for the InputError.
+        """
+        before = self._state() if self._enforce else {}
+        yield
+        now = self._state() if self._enforce else {}
+        for name, value in before.items():
+            if now[name] != value:
+                raise validation.InputError(
+                    f"{name} changed {after}, set by on_step, before_step or a "
+                    "callback, which ε does not cover. Do not release these weights; "
+                    "remove what sets it (for a rate give a LearningRateSchedule), and "
+                    "run again: with a directory, from its last saved state."
+                )
+
+    def _state(self) -> dict[str, Any]:
+        iterations = int(tf.convert_to_tensor(self._optimizer.iterations))
+        sums = [int(one) for one in self._checksums()]
+        settings = optimizers.settings_of(self._optimizer)
+        return {**settings, "iterations": iterations, "a weight": sums}
+
+
+def _sum_of_bits(variable: tf.Variable) -> tf.Tensor:
+    value = tf.convert_to_tensor(variable)
+    if value.dtype.is_floating:
+        value = tf.bitcast(value, _BITS[value.dtype.size])
+    return tf.reduce_sum(tf.cast(value, tf.int64))
+
+
+@dataclasses.dataclass
+class _Run:
+    """A run of a plan on this worker; see `train`.
+
+    Attributes:
+      state: all variables that a saved state restores, the trained ones first.
+      sets_state: whether `before_step` sets some of them.
+      kept: the chief's alone.
+    """
+
+    plan: PrivacyPlan
+    sampler: Sampler
+    take: Take
+    take_step: CompiledStep
+    state: Sequence[tf.Variable]
+    sets_state: bool
+    before_step: Callable[[int], None] | None
+    on_step: Callable[[int, float], bool | None] | None
+    save_every: int
+    kept: Kept | None
+    watch: Watch
+
+    def execute(self, tried: Mapping[str, np.ndarray], kept: bool) -> int:
+        """Takes the plan's steps and returns how many are paid for.
+
+        Args:
+          tried: rows to rehearse a step with.
+          kept: whether the chief has a directory: then weights must be finite.
+
+        Raises:
+          Preempted: asked to end before the last step.
+          Diverged: weights were not finite.
+        """
+        steps, done = self.plan.spec.steps, self._restored()
+        if kept and self.plan.spec.private:
+            self._rehearse(tried)
+        end, diverged_at = steps, 0  # both change if the run diverges
+        while done < end:
+            self._prepare(done, bool(diverged_at))
+            loss = self._take(done)
+            done += 1
+            broken = kept and not diverged_at and not self.take_step.weights_finite()
+            stop, asked = (False, False) if diverged_at else self._told(done, loss)
+            stop, asked, broken = workers.any_of(stop, asked, broken)
+            if broken:
+                # Back to the last saved state, then on to the last finite step.
+                diverged_at, end = done, done - 1
+                self._pay(range(done, steps))
+                done = self._restored()
+                continue
+            if done == end or stop or asked or done % self.save_every == 0:
+                self._save(done)
+            if stop:
+                self._pay(range(done, steps))
+                break
+            if asked and done < end:
+                raise Preempted(done)
+        if diverged_at:
+            raise Diverged(steps, diverged_at, done)
+        return steps
+
+    def _prepare(self, done: int, repeats: bool) -> None:
+        """Calls `before_step`; for a step that is repeated, to set its state alone."""
+        if self.before_step is None:
+            return
+        if self.sets_state:
+            self.before_step(done)
+        elif not repeats:
+            with self.watch.unchanged(f"after step {done}"):
+                self.before_step(done)
+
+    def _told(self, done: int, loss: float) -> tuple[bool, bool]:
+        """Calls `on_step`; returns whether it stops the run, or asks it to end."""
+        if self.on_step is None:
+            return False, False
+        with self.watch.unchanged(f"after step {done}"):
+            try:
+                return self.on_step(done, loss) is True, False
+            except Preempted:
+                return False, True
+
+    def _pay(self, steps: range) -> None:
+        if self.kept is not None:
+            for number in steps:
+                self.kept.ledger.pay(number)
+
+    def _take(self, number: int) -> float:
+        """Draws the rows of a step, pays for it, and takes it; returns its loss."""
+        draw, named = self.sampler.draw(number), f"step {number + 1}"
+        with unquoted_values(
+            f"the rows of {named} could not be taken",
+            "Check take. Nothing was paid for these rows.",
+        ):
+            rows, private = self.take_step.rows, self.plan.spec.private
+            batch = batch_of(self.take, draw, rows, private)
+        require_same_rows(batch)
+        self._pay(range(number, number + 1))
+        spent = f"Count {number + 1} steps of this run as spent."
+        with unquoted_values(
+            f"{named} could not be computed",
+            "Check all rows, and train in a new directory; do not release these "
+            f"weights, as where training ended tells of the rows. {spent}",
+            "Free some, or lower microbatch_size (now "
+            f"{self.take_step.microbatch_size}), and go on. {spent}",
+        ):
+            return self.take_step(batch, draw.count, number)
+
+    def _rehearse(self, tried: Mapping[str, np.ndarray]) -> None:
+        """Takes a step that does not count, before the first one is paid for.
+
+        Too little memory is what most first steps fail for.
+        """
+        paid = 0 if self.kept is None else self.kept.ledger.steps_paid
+        if workers.chiefs_number(paid):
+            return
+        try:
+            with unquoted_values(
+                "a step could not be tried", "Nothing was paid for these rows."
+            ):
+                self.take_step.rehearse(tried)
+        except BaseException:
+            if not workers.several():  # others may still wait for the step's sums
+                self._restored()
+            raise
+        self._restored()
+
+    def _restored(self) -> int:
+        """The step to go on from, with the state set to what it was before it."""
+        start: int | None = 0
+        if self.kept is not None:
+            directory, ledger, _ = self.kept
+            start = checkpoint.restore(
+                directory, self.state, ledger.steps_paid, ledger.run
+            )
+            if start is None:
+                if not self.take_step.weights_finite():
+                    raise validation.InputError(
+                        "the weights hold NaN or infinite values before the first "
+                        "step. Start from others. Nothing was paid."
+                    )
+                # The beginning must be repeated, too: initial weights are random.
+                self._save(0)
+            elif start:
+                logging.info("going on after step %d", start)
+        workers.copy_from_chief(self.state)
+        return workers.chiefs_number(start or 0)
+
+    def _save(self, done: int) -> None:
+        if self.kept is not None:
+            directory, ledger, _ = self.kept
+            checkpoint.save(directory, done, self.state, ledger.run)
+
+
+# -- What is the same in every try ----------------------------------------------------
+
+
+def digest_of_weights(weights: Iterable[tf.Variable]) -> str:
+    """Returns the SHA-256 of a model's weights, for its certificate."""
+    return _digest_of(np.asarray(tf.convert_to_tensor(v)) for v in weights)
 
 
 def _digest_of(values: Iterable[Any]) -> str:
@@ -233,29 +541,27 @@ def _digest_of(values: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def _held(
-    layers: Iterable[Any], apart: Sequence[tf.Variable] = ()
-) -> list[tf.Variable]:
-    """Returns the variables of layers, each once, without metrics' and those `apart`.
+def _held(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[tf.Variable]:
+    """Returns the variables of modules, then single ones, without those `apart`.
 
-    `layers` may also hold single variables, which count in any case: a loss may read
-    a metric.
+    Each once, and a metric's only where it is a single one: a loss may read a metric.
     """
-    modules = _modules_of(layers)
-    single = [root for root in layers if not isinstance(root, tf.Module)]
+    modules = _modules_of(roots)
     metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
-    named = {id(copy) for variable in single for copy in _copies(variable)}
-    seen = {id(variable) for metric in metrics for variable in metric.variables} - named
-    seen.update(id(copy) for variable in apart for copy in _copies(variable))
+    skipped = {id(v) for metric in metrics for v in metric.variables}
+    named = [v for m in modules for v in m.variables if id(v) not in skipped]
+    # A trace finds a variable's copies on the replicas.
+    copies = tf.distribute.get_strategy().experimental_local_results
+    seen = {id(copy) for variable in apart for copy in copies(variable)}
     found = []
-    for variable in [*(v for module in modules for v in module.variables), *single]:
-        if id(variable) not in seen:
-            seen.update(map(id, _copies(variable)))
+    for variable in [*named, *(v for v in roots if not isinstance(v, tf.Module))]:
+        if id(copies(variable)[0]) not in seen:
+            seen.update(map(id, copies(variable)))
             found.append(variable)
     return found
 
 
-def _configuration(layers: Any) -> str:
+def _configuration(layers: Iterable[Any]) -> str:
     """A digest of the layers' configurations, equal in every process that makes them.
 
     Names are left out, since Keras numbers them by process.
@@ -273,12 +579,6 @@ def _configuration(layers: Any) -> str:
     return _digest_of([re.sub(r'_[0-9]+(?=["_])', "", text)])
 
 
-def _modules_of(layers: Any) -> list[tf.Module]:
-    held = [root for root in layers if isinstance(root, tf.Module)]
+def _modules_of(roots: Iterable[Any]) -> list[tf.Module]:
+    held = [root for root in roots if isinstance(root, tf.Module)]
     return [module for root in held for module in (root, *root.submodules)]
-
-
-def _copies(variable: Any) -> tuple:
-    """Returns a variable, and those of its replicas, which a trace finds by itself."""
-    mirrored = isinstance(variable, tf.distribute.DistributedValues)
-    return (variable, *(variable.values if mirrored else ()))

@@ -18,17 +18,27 @@ With one process every function here returns what it was given.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.batches import content
 
-# Bytes sent at a time.
-_CHUNK = 1 << 23
+_CHUNK = 1 << 23  # bytes sent at a time
+
+
+def lost() -> tuple[type[Exception], ...]:
+    """Returns the errors of a collective when another worker is gone."""
+    return (
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.FailedPreconditionError,
+        tf.errors.InternalError,
+        tf.errors.UnavailableError,
+        tf.errors.UnknownError,
+    )
 
 
 def several() -> bool:
@@ -75,11 +85,10 @@ def gathered(message: bytes) -> list[bytes]:
     if not several():
         return [message]
     own = np.frombuffer(message, np.uint8)
-
-    def own_row(replica: int, replicas: int) -> np.ndarray:
-        return own * (np.arange(replicas) == replica)[:, np.newaxis]
-
-    return [row.tobytes() for row in _summed(own_row)]
+    rows = _summed(
+        lambda at, replicas: own * (np.arange(replicas) == at)[:, np.newaxis]
+    )
+    return [row.tobytes() for row in rows]
 
 
 def any_of(*flags: bool) -> list[bool]:
@@ -95,20 +104,6 @@ def require_same(digest: bytes, what: str) -> None:
             f"{what} are not the same on all workers. Start all of them with the same "
             "command, code and data. Nothing was paid for this."
         )
-
-
-def require_same_rows(batches: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Ends all workers where one is about to take a step on other rows.
-
-    Were their rows not the same, one row could be in two workers' shares.
-    """
-    if not several():
-        return
-    digest = hashlib.sha256()
-    for batch in batches:
-        for name, values in sorted(batch.items()):
-            digest.update(f"{name} ".encode() + content(values))
-    require_same(digest.digest(), "the rows of a step")
 
 
 def _from_chief(message: bytes) -> bytes:

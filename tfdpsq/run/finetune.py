@@ -226,7 +226,6 @@ def _make(
             tokens=config.query_length + config.document_length,
             save_every=config.save_every,
             strict=config.strict,
-            steps_per_loop=devices.steps_per_loop,
         ) as progress:
             if source.private:
                 progress.epsilon = plan.epsilon_so_far

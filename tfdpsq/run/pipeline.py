@@ -303,9 +303,9 @@ def devices_of(
     module: Any, config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> list[strategy.Devices]:
     """Returns the devices that a stage of a job is given; none unless it trains."""
-    if module in (pretrain, train_retriever):
-        return [module.usable(config, devices)]
-    return [devices] if module is finetune else []
+    if module is pretrain:
+        return [pretrain.usable(config, devices)]
+    return [devices] if module in (finetune, train_retriever) else []
 
 
 def require_acting(config: ml_collections.ConfigDict) -> None:
@@ -381,10 +381,11 @@ class Job:
                     finetune.try_model(config.finetune, self.vocabulary, self.start)
             for name in ("retriever", *["direct"][: len(config.direct_epsilons)]):
                 stage = config[name]
-                devices = train_retriever.usable(stage, self._devices)
                 init = config.retriever_init or self.start
                 with pipeline_checks.of_stage(name):
-                    train_retriever.try_model(stage, self.vocabulary, init, devices)
+                    train_retriever.try_model(
+                        stage, self.vocabulary, init, self._devices
+                    )
             if config.audit_epsilons:
                 pipeline_data.check_canaries(
                     self._canaries(),

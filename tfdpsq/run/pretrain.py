@@ -121,7 +121,6 @@ def run(
     holds = "a T5 of public documents"
     output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)
-    devices.require_single_steps("pretraining takes one step at a time")
     for field in _SHARED:
         devices.require_share(config[field], field)
     beir = sources.open_beir(config.data)
@@ -167,16 +166,10 @@ def run(
 def usable(
     config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> strategy.Devices:
-    """Returns the part of a job's devices that this stage can use.
-
-    Returns:
-      The same with one step per loop; one device where the replicas do not divide a
-      batch.
-    """
-    one = dataclasses.replace(devices, steps_per_loop=1)
+    """Returns a job's devices, or one where the replicas do not divide a batch."""
     if any(config[field] % devices.replicas for field in _SHARED):
-        return dataclasses.replace(one, strategy=None)
-    return one
+        return dataclasses.replace(devices, strategy=None)
+    return devices
 
 
 def _check(config: Any) -> None:

@@ -274,9 +274,8 @@ def _try_models(
     base = config.retriever_size
     for name in ("retriever", *["direct"][: len(job.direct_epsilons)]):
         if untried(base, "retriever_direct" if name == "direct" else "retriever_[!d]"):
-            usable = train_retriever.usable(job[name], devices)
             with pipeline_checks.of_stage(f"job.{name}"):
-                train_retriever.try_model(job[name], vocabulary, starts[base], usable)
+                train_retriever.try_model(job[name], vocabulary, starts[base], devices)
 
 
 def _of_audit(config: ml_collections.ConfigDict) -> dict[str, Any]:

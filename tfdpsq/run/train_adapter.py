@@ -34,8 +34,8 @@ import tensorflow as tf
 
 from tfdpsq import layers, privacy, validation
 from tfdpsq.data import Pair, RowStore
-from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     acting,

@@ -170,9 +170,6 @@ def run(
     return stage
 
 
-usable = direct_training.usable
-
-
 def try_model(
     config: ml_collections.ConfigDict,
     vocabulary: str,
@@ -240,7 +237,6 @@ def _make(
             tokens=config.query_length + config.document_length,
             save_every=config.save_every,
             strict=config.strict,
-            steps_per_loop=devices.steps_per_loop,
         ) as progress:
             if plan is None:
                 _train_plainly(config, context, model, source, progress, out)

@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from tfdpsq import validation
-from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.ledger import read_ledger
 from tfdpsq.run.core import command, spending
@@ -145,7 +145,7 @@ def _one(
     problems: list[str],
 ) -> list[str]:
     """Verifies one certificate; adds to `problems`, and returns its lines."""
-    result = verification.verify_certificate(certificate)
+    result = certificates.verify_certificate(certificate)
     problems += [f"{places[0]}: {problem}" for problem in result.problems]
     lines = [places[0], *_claims(certificate, result)]
     lines += [f"  copy        {place}" for place in places[1:]]
@@ -155,7 +155,7 @@ def _one(
     for path in ledgers:
         paid = read_ledger(path)
         compared.add(paid.run)
-        differences = verification.ledger_problems(certificate, paid)
+        differences = certificates.ledger_problems(certificate, paid)
         problems += [f"{path}: {difference}" for difference in differences]
     if not certificate["private"]:
         return [*lines, "  agrees with itself, and guarantees nothing"]
@@ -165,7 +165,7 @@ def _one(
 
 
 def _claims(
-    certificate: Mapping[str, Any], result: verification.Verification
+    certificate: Mapping[str, Any], result: certificates.Verification
 ) -> list[str]:
     def at(section: str, key: str) -> Any:
         entries = certificate.get(section)
@@ -202,7 +202,7 @@ def _declared(certificate: Mapping[str, Any]) -> list[str]:
 
 def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
     """Adds a certificate that holds to its log; to a new one where there is none."""
-    if verification.verify_certificate(certificate).problems:
+    if certificates.verify_certificate(certificate).problems:
         return
     if not certificate["private"]:
         return

@@ -12,22 +12,26 @@ that multiply in TensorFloat-32 or bfloat16, too.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy.fast import factored, gradient_norms
-from tfdpsq.privacy.fast.capture import capture, converted, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import (
     Recorder,
     UncoveredError,
+    replaced,
     require_distinct,
     variable_key,
 )
-from tfdpsq.privacy.fast.rules import rule_for
+from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
+from tfdpsq.rematerialization import rematerialized
 
 
 class ClippedSum(NamedTuple):
@@ -71,8 +75,7 @@ def clipped_sum(
     | example i has weight 0 | what it would without example i |
 
     The last two presume that forward and backward pass keep examples apart, as the
-    bound on one example's influence does anyway. `privacy.train` looks for that before
-    the first step (see `privacy.checks`).
+    bound on one example's influence does anyway; `privacy.checks` looks for that.
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per
@@ -96,48 +99,41 @@ def clipped_sum(
     validation.positive_integer("rows_per_unit", rows_per_unit)
     variables, layers = list(variables), list(layers)
     require_distinct(variables)
-    with tf.GradientTape() as tape:
-        recorder = Recorder(tape, variables, _rows(weights))
-        with capture(layers, recorder):
-            losses = require_rows(per_example_losses())
-        rows = recorder.rows = losses.shape[0]
-        total = tf.reduce_sum(losses)
+    recorder = Recorder(variables)
+    losses, by_row = _differentiated(per_example_losses, layers, recorder)
+    rows = recorder.rows
     if rows % rows_per_unit:
         raise validation.InputError(
             f"there are {rows} losses, which do not make units of rows_per_unit = "
             f"{rows_per_unit} rows. Pad them with rows of weight 0."
         )
-    by_row = recorder.uses(lambda sources: tape.gradient(total, sources))
     for stray, _ in recorder.strays:
         raise UncoveredError(_uncovered(stray, layers))
     if rows_per_unit > 1:
-        by_row = [
-            [_of_units(use, rows_per_unit, weights) for use in uses] for uses in by_row
-        ]
+        if weights is not None:
+            # Not even a NaN of such a row may enter its unit's norm.
+            by_row = factored.cleaned(by_row, weights > 0)
+        by_row = [[factored.grouped(u, rows_per_unit) for u in uses] for uses in by_row]
         weights = None  # respected: what is left of a unit without any rows is zero
-    merged = _merged(by_row, variables)
+    merged = [factored.merge(u, v.shape.as_list()) for u, v in zip(by_row, variables)]
+    if not any(merged):
+        raise validation.InputError("the losses depend on none of the variables.")
 
     squares = [gradient_norms.squared_norms(uses) for uses in merged if uses]
-    units = rows // rows_per_unit
-    norms, bounds = tf.zeros([units]), tf.ones([units])
-    if squares:
-        norms, bounds = gradient_norms.norm_and_bound(squares)
+    norms, bounds = gradient_norms.norm_and_bound(squares)
     finite = tf.math.is_finite(bounds)
     norms = tf.where(finite, norms, bounds)
     scale = tf.minimum(tf.constant(clip_norm, bounds.dtype) / bounds, 1.0)
     factors = tf.where(finite, scale, tf.zeros([], bounds.dtype))
     if weights is not None:
         factors *= tf.cast(weights > 0, bounds.dtype)
-    if squares:
-        # Copying every factor to clean it costs a few per cent of a step, and is hardly
-        # ever needed: a factor that is not finite always makes its norm infinite.
-        merged = tf.cond(
-            tf.reduce_all(finite),
-            lambda: merged,
-            lambda: [
-                [factored.cleaned(use, finite) for use in uses] for uses in merged
-            ],
-        )
+    # Copying every factor to clean it costs a few per cent of a step, and is hardly
+    # ever needed: a factor that is not finite always makes its norm infinite.
+    merged = tf.cond(
+        tf.reduce_all(finite),
+        lambda: merged,
+        lambda: factored.cleaned(merged, finite),
+    )
     sums = [
         factored.weighted_sum(uses, factors, v.shape)
         if uses
@@ -158,9 +154,8 @@ def check(
 
     It compares the output of every rule with that of its layer's own `call`, and the
     sum of the examples' gradients with the ordinary gradient of the summed losses,
-    weight by weight. The loss is traced: what a layer keeps in Python attributes holds
-    none of the `inputs`. Whether each loss depends on its own example alone is looked
-    for by `privacy.train` (see `privacy.checks`).
+    weight by weight. The loss is traced. Whether each loss depends on its own example
+    alone is looked for by `privacy.train` (see `privacy.checks`).
 
     Args:
       per_example_losses: as for `clipped_sum`; called with `inputs`.
@@ -177,32 +172,24 @@ def check(
     variables, layers = list(variables), list(layers)
     # Autograph is for the caller's code; ours needs none.
     context = tf.__internal__.autograph.control_status_ctx()
-    of_caller = converted(per_example_losses, context)
+    of_caller = converted(per_example_losses)
     compared: list[str] = []  # by name: the layers, in the last trace
 
     @tf.function(autograph=False)
     def measured(inputs: Sequence[Any]) -> tuple[list[tf.Tensor], ...]:
         """Differences of outputs; each gradient's difference; each one's norm."""
-        first = next((x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)), None)
-        with tf.GradientTape() as tape:
-            recorder = Recorder(tape, variables, _rows(first), comparing=context)
-            with capture(layers, recorder):
-                losses = require_rows(of_caller(*inputs))
-            recorder.rows = losses.shape[0]
-            total = tf.reduce_sum(losses)
+        recorder = Recorder(variables, comparing=context)
+        _, by_row = _differentiated(lambda: of_caller(*inputs), layers, recorder)
         compared[:] = [name for name, _ in recorder.mismatches]
-        by_row = recorder.uses(lambda sources: tape.gradient(total, sources))
         plain = {variable_key(v): gradient for v, gradient in recorder.strays}
         ones, off, sizes = tf.ones([recorder.rows]), [], []
-        for variable, uses in zip(variables, _merged(by_row, variables)):
-            by_rules = exact = tf.zeros(variable.shape, tf.float64)
-            if variable_key(variable) in plain:
-                gradient = tf.convert_to_tensor(plain[variable_key(variable)])
-                exact = tf.cast(gradient, tf.float64)
+        for variable, uses in zip(variables, by_row):
+            exact = plain.get(variable_key(variable), tf.zeros(variable.shape))
+            exact = tf.cast(tf.convert_to_tensor(exact), tf.float64)
+            by_rules = tf.zeros(variable.shape)
             if uses:
-                summed = factored.weighted_sum(uses, ones, variable.shape)
-                by_rules = tf.cast(summed, tf.float64)
-            off.append(tf.norm(by_rules - exact))
+                by_rules = factored.weighted_sum(uses, ones, variable.shape)
+            off.append(tf.norm(tf.cast(by_rules, tf.float64) - exact))
             sizes.append(tf.norm(exact))
         return [difference for _, difference in recorder.mismatches], off, sizes
 
@@ -219,8 +206,7 @@ def check(
     if not math.isfinite(overall):
         raise validation.InputError(
             "the rows tried have a gradient that is NaN or infinite, though their "
-            "losses are finite. Look for such values in inputs, which an activation or "
-            "a mask can hide from the loss, in targets and in weights."
+            "losses are finite. Look for such values in inputs, targets and weights."
         )
     for variable, difference, size in zip(variables, off, sizes):
         # Some gradients are zero but for rounding, hence the share of the whole.
@@ -233,6 +219,19 @@ def check(
             )
 
 
+def _differentiated(
+    per_example_losses: Callable[[], tf.Tensor],
+    layers: Sequence[tf.Module],
+    recorder: Recorder,
+) -> tuple[tf.Tensor, list[list[factored.Use]]]:
+    """One forward and one backward pass: the losses, and each variable's uses."""
+    with recorder.tape, capture(layers, recorder):
+        losses = require_rows(per_example_losses())
+        recorder.rows = losses.shape[0]
+        total = tf.reduce_sum(losses)
+    return losses, recorder.uses(recorder.tape.gradient(total, recorder.targets()))
+
+
 def require_rows(losses: tf.Tensor) -> tf.Tensor:
     """The losses, if they are a vector of static length.
 
@@ -241,32 +240,82 @@ def require_rows(losses: tf.Tensor) -> tf.Tensor:
     """
     if losses.shape.rank != 1 or losses.shape[0] is None:
         raise validation.InputError(
-            f"losses have shape {losses.shape}; per-example clipping needs one loss "
-            "per row. Use reduction=NONE and a fixed batch size."
+            f"losses have shape {losses.shape}; clipping needs one loss per row. Use "
+            "reduction=NONE and a fixed batch size."
         )
     return losses
 
 
-def _rows(values: tf.Tensor | None) -> int | None:
-    """The first dimension, where it is known before the losses are."""
-    return values.shape[0] if values is not None and values.shape.rank else None
+def converted(function: Callable, context: Any = None) -> Callable:
+    """Converts a caller's function, which may branch on tensors, by autograph.
 
-
-def _of_units(use: factored.Use, size: int, weights: tf.Tensor | None) -> factored.Use:
-    """The rows made units, after those of weight 0 have become exactly zero.
-
-    A row of weight 0 must not enter its unit's norm, not even as a NaN; by itself,
-    the factor 0 that it meets later is enough.
+    This package's own code needs none, and is traced a third faster without. The
+    `context` is autograph's, by default that of the calling code.
     """
-    if weights is not None:
-        use = factored.cleaned(use, weights > 0)
-    return factored.grouped(use, size)
+    context = context or tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(function, context)
 
 
-def _merged(
-    by_row: Sequence[list[factored.Use]], variables: Sequence[tf.Variable]
-) -> list[list[factored.Use]]:
-    return [factored.merge(u, v.shape.as_list()) for u, v in zip(by_row, variables)]
+@contextlib.contextmanager
+def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
+    """While inside, every layer that has a rule and a wanted weight runs by it.
+
+    So do the layers inside them. The others run as ever: frozen layers cost nothing and
+    need no rule. A weight that is wanted and escapes all the same, say in a list of
+    weights, is found as a read outside every rule.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in flatten(layers):
+            if not (couples_examples(layer) or _has_wanted_weight(layer, recorder)):
+                continue
+            rule = rule_for(layer)
+            if rule is not None:
+                call = _by_rule(layer, rule, recorder)
+            # A model may pass `rematerialize` on to layers without having pieces.
+            elif hasattr(layer, "rematerialize") and hasattr(layer, "pieces"):
+                call = _recorded_again(layer, recorder)
+            else:
+                continue
+            # Plain Python about tensors: nothing in it needs converting.
+            call = tf.autograph.experimental.do_not_convert(call)
+            stack.enter_context(replaced(layer, call=call))
+        yield
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """While inside, an `InputError` of what is traced is raised as it was.
+
+    Autograph raises it again, with a whole traceback for a message.
+    """
+    try:
+        yield
+    except validation.InputError as error:
+        while isinstance(error.__context__, validation.InputError):
+            error = error.__context__
+        raise error from None
+
+
+def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
+    """The layers given and all that they are made of, each once.
+
+    Raises:
+      InputError: a layer of another Keras, or whose parts TensorFlow cannot list.
+    """
+    found: dict[int, keras.layers.Layer] = {}
+    for root in layers:
+        require_own("layers", root)
+        try:
+            modules = (root, *root.submodules)
+        except ValueError as error:  # Keras's recurrent cells that drop
+            raise validation.InputError(
+                f"the parts of {root.name!r} cannot be listed. If it is recurrent, use "
+                "a Dropout layer in place of its dropout and recurrent_dropout."
+            ) from error
+        for module in modules:
+            if isinstance(module, keras.layers.Layer):
+                found.setdefault(id(module), module)
+    return list(found.values())
 
 
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
@@ -283,3 +332,75 @@ def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
         f"{which} {why}. Freeze the weight, register a rule with register_rule, or "
         "choose another engine."
     )
+
+
+def _has_wanted_weight(layer: keras.layers.Layer, recorder: Recorder) -> bool:
+    # Attributes, too: a layer may go by a weight that belongs to another.
+    held = [
+        value
+        for part in flatten([layer])
+        for value in (*part._trainable_weights, *vars(part).values())
+    ]
+    return any(
+        isinstance(value, tf.Variable) and recorder.wants(value) for value in held
+    )
+
+
+def _by_rule(layer: keras.layers.Layer, rule: Rule, record: Recorder) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for part in tf.nest.flatten(args):
+            if isinstance(part, (tf.RaggedTensor, tf.SparseTensor)):
+                raise UncoveredError(
+                    f"layer {layer.name!r} got a {type(part).__name__}; make it dense."
+                )
+        with replaced(record, layer=layer):
+            output = rule(record, layer, *args, **kwargs)
+        # A layer made of layers may hold dropout, and its parts are compared.
+        if record.comparing and not layer.submodules:
+            own = converted(type(layer).call, record.comparing)(layer, *args, **kwargs)
+            for a, b in zip(tf.nest.flatten(output), tf.nest.flatten(own)):
+                a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+                size = tf.maximum(tf.reduce_max(tf.abs(b)), 1e-30)
+                off = tf.reduce_max(tf.abs(a - b)) / size
+                record.mismatches.append((layer.name, off))
+        return output
+
+    return call
+
+
+def _recorded_again(layer: keras.layers.Layer, record: Recorder) -> Callable:
+    """Replaces the `call` of a layer that is rematerialised.
+
+    In the forward pass such a layer keeps nothing, factors included. When its gradient
+    is asked for it runs again, now by the rules of the layers inside and on a tape of
+    its own. What is small, as a LoRA update's gradients are, is formed right then;
+    large factors must be kept until all norms are known. See `tfdpsq.rematerialization`
+    for `rematerialize` and `pieces`.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function, tensors = layer.pieces(*args, **kwargs)
+        # `check` compares what is recorded, so it must be recorded the first time.
+        if not layer.rematerialize or record.comparing:
+            return function(*tensors)
+
+        def silent(*given: Any) -> Any:
+            with replaced(record, silent=True):
+                return function(*given)
+
+        def gradients_of(_: Any, given: Any, upstream: Any, variables: Any) -> Any:
+            sources = [tensor for tensor in given if tensor.dtype.is_floating]
+            part = Recorder(record.variables)
+            part.rows = record.rows
+            with part.tape, capture(layer.submodules, part):
+                part.tape.watch(sources)
+                outputs = tf.nest.flatten(function(*given))
+            targets = [*sources, *part.targets()]
+            found = part.tape.gradient(outputs, targets, list(upstream))
+            record.adopt(part, found[len(sources) :])
+            # The rules have seen to every variable.
+            return [*found[: len(sources)], *(None for _ in variables)]
+
+        return rematerialized(silent, tensors, gradients_of)
+
+    return call

@@ -29,18 +29,27 @@ row, and no [B, m, n] array, is ever made for it.
 product of the factors with all examples stacked, c_i multiplied into the smaller
 of the two. No second backward pass takes place.
 
-Everything here is in float32 (float64 for float64 factors), whatever the layers compute
-in; `gradient_norms` says how precisely a device multiplies float32.
+*Precision.* Everything here is in float32 (float64 for float64 factors), whatever the
+layers compute in. A device may multiply float32 tensors with less than float32's
+precision: a GPU rounds both operands to TensorFloat-32, a TPU to bfloat16, unless it is
+instructed otherwise. `product` asks for the highest precision that can be had;
+`gradient_norms` says what it gets, and lowers the clipping factors by what that may
+cost. Nothing else needs this: elementwise operations and reductions run in float32 on
+all of these devices, and a product that forms an example's gradient is part of the
+function, like the backward pass: it is clipped as it came out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
-
-from tfdpsq.privacy.fast import products
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
 
 
 class Outer(NamedTuple):
@@ -101,31 +110,28 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
       shape: the weight's shape.
 
     Returns:
-      A single `Direct`, or at most one `Outer` and one `Lookup`, `products.pinned`,
+      A single `Direct`, or at most one `Outer` and one `Lookup`, `pinned`
       for norm and sum to have the same numbers; nothing of no use.
     """
-    return [type(use)(*map(products.pinned, use)) for use in _merged_uses(uses, shape)]
-
-
-def _merged_uses(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     outers = [use for use in uses if isinstance(use, Outer)]
     lookups = [use for use in uses if isinstance(use, Lookup)]
     # How each use splits the weight into rows and columns; None: not at all.
     splits = {use.left.shape[-1] for use in outers}
     splits |= {shape[0]} if lookups else set()
     splits |= {None} if len(outers) + len(lookups) < len(uses) else set()
+    merged: list[Any]
     if len(splits) > 1 or splits == {None}:
         # Layouts that cannot be stacked still add up, cross terms included.
-        return [Direct(tf.add_n([_gradients(use, shape) for use in uses]))]
-    merged: list[Use] = []
-    if outers:
-        stacked = Outer(*(_concatenated(factors) for factors in zip(*outers)))
-        if not lookups and _product_is_cheaper(stacked):
-            return [Direct(_gradients(stacked, shape))]
-        merged.append(stacked)
-    if lookups:
-        merged.append(Lookup(*(_concatenated(factors) for factors in zip(*lookups))))
-    return merged
+        merged = [Direct(tf.add_n([_gradients(use, shape) for use in uses]))]
+    else:
+        merged = [
+            type(same[0])(*(_concatenated(factors) for factors in zip(*same)))
+            for same in (outers, lookups)
+            if same
+        ]
+        if outers and not lookups and _product_is_cheaper(merged[0]):
+            merged = [Direct(_gradients(merged[0], shape))]
+    return [type(use)(*map(pinned, use)) for use in merged]
 
 
 def grouped(use: Use, size: int) -> Use:
@@ -140,17 +146,12 @@ def grouped(use: Use, size: int) -> Use:
         shape = use.gradients.shape
         apart = tf.reshape(use.gradients, [shape[0] // size, size, *shape[1:]])
         return Direct(tf.reduce_sum(apart, axis=1))
-
-    def joined(factor: Any) -> Any:
-        rows, length, *width = factor.shape
-        length = -1 if length is None else size * length
-        return tf.reshape(factor, [rows // size, length, *width])
-
-    return type(use)(*(joined(factor) for factor in use))
+    rows = use.right.shape[0] // size
+    return type(use)(*(tf.reshape(x, [rows, -1, *x.shape[2:]]) for x in use))
 
 
-def cleaned(use: Use, keep: tf.Tensor) -> Use:
-    """The use with exact zeros for examples i where keep[i], [B] bool, is false.
+def cleaned(by_weight: Sequence[list[Use]], keep: tf.Tensor) -> list[list[Use]]:
+    """The weights' uses with exact zeros for examples i where keep[i], [B], is false.
 
     A factor 0 would not do it: 0 · NaN is NaN, and in the product that sums over
     examples it would spoil all of them.
@@ -159,10 +160,11 @@ def cleaned(use: Use, keep: tf.Tensor) -> Use:
     def clean(factor: tf.Tensor) -> tf.Tensor:
         if not factor.dtype.is_floating:
             return factor
-        mask = tf.reshape(tf.cast(keep, factor.dtype), _column(factor))
+        column = [-1] + [1] * (factor.shape.rank - 1)
+        mask = tf.reshape(tf.cast(keep, factor.dtype), column)
         return tf.math.multiply_no_nan(factor, mask)
 
-    return type(use)(*(clean(factor) for factor in use))
+    return [[type(use)(*map(clean, use)) for use in uses] for uses in by_weight]
 
 
 def weighted_sum(
@@ -178,46 +180,36 @@ def weighted_sum(
     Returns:
       A dense tensor of that shape, float32 (float64).
     """
-    return tf.add_n([_weighted(use, factors, shape) for use in uses])
+    summed = [tf.reshape(_weighted(use, factors, shape), shape) for use in uses]
+    return tf.add_n(summed)
 
 
 def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    factors = tf.cast(factors, use[-1].dtype)
     if isinstance(use, Direct):
-        factors = tf.cast(factors, use.gradients.dtype)
-        return tf.reshape(products.sum_of_rows(factors, use.gradients), shape)
-    right = use.right
-    factors = tf.reshape(tf.cast(factors, right.dtype), _column(right))
-    width = right.shape[-1]
+        return sum_of_rows(factors, use.gradients)
+    left, right = use
+    factors, width = tf.reshape(factors, [-1, 1, 1]), right.shape[-1]
     if isinstance(use, Lookup):
-        total = tf.math.unsorted_segment_sum(
-            tf.reshape(right * factors, [-1, width]),
-            tf.reshape(use.ids, [-1]),
-            shape[0],
-        )
-        return tf.reshape(total, shape)
-    left = use.left
+        flat = tf.reshape(right * factors, [-1, width])
+        return tf.math.unsorted_segment_sum(flat, tf.reshape(left, [-1]), shape[0])
     if left.shape[-1] < width:
         left *= factors
     else:
         right *= factors
-    total = products.product(
-        tf.reshape(left, [-1, left.shape[-1]]),
-        tf.reshape(right, [-1, width]),
-        transpose_a=True,
-    )
-    return tf.reshape(total, shape)
+    left, right = (tf.reshape(x, [-1, x.shape[-1]]) for x in (left, right))
+    return product(left, right, transpose_a=True)
 
 
 def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
     """Every example's gradient, [B, *shape]."""
     if isinstance(use, Direct):
         return use.gradients
+    left, right = use
     if isinstance(use, Lookup):
-        left = tf.one_hot(use.ids, shape[0], dtype=use.right.dtype)
-    else:
-        left = use.left
-    gradients = products.formed(left, use.right)
-    return tf.reshape(gradients, [use.right.shape[0], *shape])
+        left = tf.one_hot(left, shape[0], dtype=right.dtype)
+    gradients = tf.matmul(left, right, transpose_a=True)
+    return tf.reshape(gradients, [right.shape[0], *shape])
 
 
 def _product_is_cheaper(use: Outer) -> bool:
@@ -235,6 +227,82 @@ def _concatenated(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(parts, axis=1)
 
 
-def _column(values: tf.Tensor) -> list[int]:
-    """The shape that lets one number per example multiply `values`."""
-    return [-1] + [1] * (values.shape.rank - 1)
+def product(
+    one: tf.Tensor,
+    other: tf.Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> tf.Tensor:
+    """The matrix product over the last two axes, in the highest precision there is.
+
+    Args:
+      one: [..., k, l] float32 or float64.
+      other: [..., l, n], of the same dtype and leading axes.
+      transpose_a: `one` is [..., l, k].
+      transpose_b: `other` is [..., n, l].
+
+    Returns:
+      [..., k, n].
+    """
+    if one.dtype == tf.float64 or not compiled_by_xla():
+        return tf.matmul(one, other, transpose_a, transpose_b)
+    leading = range(one.shape.rank - 2)
+    numbers = xla_data_pb2.DotDimensionNumbers(
+        lhs_batch_dimensions=leading,
+        rhs_batch_dimensions=leading,
+        lhs_contracting_dimensions=[one.shape.rank - (2 if transpose_a else 1)],
+        rhs_contracting_dimensions=[one.shape.rank - (1 if transpose_b else 2)],
+    )
+    highest = xla.PrecisionConfig(operand_precision=[xla.PrecisionConfig.HIGHEST] * 2)
+    result = xla.dot_general(one, other, numbers, highest)
+    rows, columns = (-1 if transpose_a else -2), (-2 if transpose_b else -1)
+    result.set_shape([*one.shape[:-2], one.shape[rows], other.shape[columns]])
+    return result
+
+
+def sum_of_rows(factors: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Σ_i factors[i] · rows[i], of [B] and [B, ...]; both are rounded once."""
+    if compiled_by_xla():
+        # In one pass over the rows as they lie. For a product, a TPU copies them first.
+        column = tf.reshape(factors, [-1] + [1] * (rows.shape.rank - 1))
+        return tf.reduce_sum(rows * column, axis=0)
+    count, *shape = rows.shape
+    flat = tf.reshape(rows, [count, -1])
+    return tf.reshape(product(tf.reshape(factors, [1, count]), flat), shape)
+
+
+def pinned(values: tf.Tensor) -> tf.Tensor:
+    """The values behind an XLA barrier, so that norm and sum read the same numbers.
+
+    XLA may compute a cheap value once per use, and round it differently each time. (XLA
+    for CPUs drops the barrier before fusion; no difference was found there.)
+    """
+    if not compiled_by_xla() or not values.dtype.is_floating:
+        return values
+    return xla.optimization_barrier(values)[0]
+
+
+def compiled_by_xla() -> bool:
+    """Returns whether XLA compiles what is traced at this moment."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+@contextlib.contextmanager
+def true_float32() -> Iterator[None]:
+    """While inside, float32 is multiplied in float32; afterwards as it was before.
+
+    TensorFlow keeps one switch for TensorFloat-32 for the whole process, which every
+    operation looks at when it runs, so this must be open while a step is traced and
+    while it runs. Graph rewrites to 16 bits are off, too.
+    """
+    config, rewrites = tf.config.experimental, tf.config.optimizer
+    before = config.tensor_float_32_execution_enabled()
+    options = rewrites.get_experimental_options()
+    to_16_bits = [n for n, on in options.items() if on and "auto_mixed_precision" in n]
+    config.enable_tensor_float_32_execution(False)
+    rewrites.set_experimental_options(dict.fromkeys(to_16_bits, False))
+    try:
+        yield
+    finally:
+        config.enable_tensor_float_32_execution(before)
+        rewrites.set_experimental_options(dict.fromkeys(to_16_bits, True))

@@ -60,15 +60,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy.fast import products
-from tfdpsq.privacy.fast.factored import Direct, Outer, Use
+from tfdpsq.privacy.fast import factored
+from tfdpsq.privacy.fast.factored import Direct, Outer
 
 # For squares that are too small for a float32.
 _TINY_POSITION, _TINY_SQUARE = 2.0**-100, 2.0**-90
 # Squares that are added up in their own precision; the rest follow in float64.
 _BLOCK = 256
-# Axes of a matrix whose squares are added up in one go where XLA compiles.
-_SHORTEST, _LONGEST = 64, 4096
 # Terms of an inner product that are added up at a time; see `_gram`.
 _PANEL = 1024
 
@@ -107,7 +105,7 @@ def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
     gpus, tpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
     if not gpus and not tpus:
         return FLOAT32
-    if products.compiled_by_xla() if compiled is None else compiled:
+    if factored.compiled_by_xla() if compiled is None else compiled:
         return _HIGHEST
     if tpus:
         return BFLOAT16
@@ -117,13 +115,9 @@ def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
 
 
 def precision_in_words(jit_compile: bool) -> str:
-    """Describes the products of a private step, for its certificate.
-
-    Args:
-      jit_compile: whether the step is compiled by XLA; on a TPU it always is.
-    """
+    """Describes the products of a step, compiled by XLA or not, for its certificate."""
     tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    with products.true_float32():
+    with factored.true_float32():
         name = arithmetic(tf.float32, jit_compile or tpu).name
     return (
         f"{name}; clipping factors follow from an upper bound on each gradient's norm "
@@ -139,7 +133,7 @@ class Squared(NamedTuple):
     magnitude: tf.Tensor  # M²
 
 
-def squared_norms(uses: Sequence[Use]) -> Squared:
+def squared_norms(uses: Sequence[Any]) -> Squared:
     """‖gradient‖² of one weight, whose `uses` are merged, and how far it may be off."""
     dtype, first = uses[0][-1].dtype, uses[0]
     if isinstance(first, Direct):
@@ -147,8 +141,8 @@ def squared_norms(uses: Sequence[Use]) -> Squared:
         return _squared(total, total, total, _exponent(dtype, 0, steps + 2))
     terms, lengths, squares = [], [], []
     grams, widths, positions = 0, 0, 0
-    factors: Sequence[Any] = uses  # an Outer, a Lookup, or one of each in this order
-    for use in factors:
+    # An Outer, a Lookup, or one of each in this order.
+    for use in uses:
         met = _gram(use.right, use.right)
         length = _lengths(met)
         steps, made = _chain(use.right.shape[-1]), 1
@@ -166,11 +160,10 @@ def squared_norms(uses: Sequence[Use]) -> Squared:
         terms.append(_total(same * met))
         lengths.append(tf.reduce_sum(length, axis=1))
         grams, widths = max(grams, made), max(widths, steps)
-        count = use.right.shape[1]
-        positions += tf.shape(use.right)[1] if count is None else count
+        positions += use.right.shape[1] or tf.shape(use.right)[1]
     positions = tf.cast(positions * (2 if dtype == tf.float64 else 1), tf.float64)
-    if len(factors) == 2:
-        outer, lookup = factors
+    if len(uses) == 2:
+        outer, lookup = uses
         # a_s[id_t] for t of the lookup, s of the product: [B, S, T].
         met = tf.gather(outer.left, lookup.ids, axis=2, batch_dims=1)
         terms.append(2 * _total(met * _gram(outer.right, lookup.right)))
@@ -192,13 +185,9 @@ def _squared(
 ) -> Squared:
     """A computed ‖g‖², of terms whose absolute values sum to `absolute` at most."""
     slack = tf.cast(exponent + 8 * exponent * exponent, total.dtype)
-    # Rounding can leave a vanishing norm just below zero; infinities of both signs,
-    # just below minus infinity.
-    norm = tf.where(
-        tf.math.is_finite(total),
-        tf.maximum(total, tf.zeros([], total.dtype)),
-        tf.constant(np.inf, total.dtype),
-    )
+    # Rounding can leave a vanishing norm just below zero, and infinities of both signs
+    # a NaN.
+    norm = tf.where(tf.math.is_finite(total), tf.maximum(total, 0), np.inf)
     return Squared(norm, slack * absolute, magnitude)
 
 
@@ -213,22 +202,19 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
       bounds: [B]; a row with factor c adds at most c · bound to the sum as computed.
         Above 0; infinite where it is not a finite number.
     """
-    double = any(square.norm.dtype == tf.float64 for square in squares)
-    dtype = tf.float64 if double else tf.float32
     norm, error, magnitude = (
         tf.add_n([tf.cast(part, tf.float64) for part in parts])
         for parts in zip(*squares)
     )
-    # A factor is converted to the type of the gradients that it scales.
     single = any(square.norm.dtype != tf.float64 for square in squares)
-    coarsest = tf.float32 if single else tf.float64
-    rounding = _exponent(coarsest, 1, 2)
+    dtype = tf.float32 if single else tf.float64
+    rounding = _exponent(dtype, 1, 2)
     bounds = tf.sqrt(norm + error + _TINY_SQUARE)
     bounds += (rounding + rounding * rounding) * tf.sqrt(magnitude)
     # For what is computed from here on. Bound, C, quotient and coefficient are rounded:
     # 2 eps where a device divides to nearest, and some are several units off.
-    bounds = tf.cast(bounds * (1 + 8 * np.finfo(coarsest.as_numpy_dtype).eps), dtype)
-    bounds = tf.where(tf.math.is_finite(bounds), bounds, tf.constant(np.inf, dtype))
+    bounds = tf.cast(bounds * (1 + 8 * np.finfo(dtype.as_numpy_dtype).eps), dtype)
+    bounds = tf.where(tf.math.is_finite(bounds), bounds, np.inf)
     return tf.cast(tf.sqrt(norm), dtype), bounds
 
 
@@ -250,10 +236,10 @@ def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """
     width = one.shape[-1]
     if width <= _PANEL:  # without a copy
-        return products.product(one, other, transpose_b=True)
+        return factored.product(one, other, transpose_b=True)
     panels = [slice(begin, begin + _PANEL) for begin in range(0, width, _PANEL)]
     return tf.add_n(
-        [products.product(one[..., p], other[..., p], transpose_b=True) for p in panels]
+        [factored.product(one[..., p], other[..., p], transpose_b=True) for p in panels]
     )
 
 
@@ -270,28 +256,18 @@ def _lengths(gram: tf.Tensor) -> tf.Tensor:
 def _total(terms: tf.Tensor) -> tf.Tensor:
     """Σ over all but the first axis, [B]: along the last one, then in float64.
 
-    So a term goes through as many roundings as the last axis is long, and no more, in
-    whatever order a device adds. (Of float64, through those of both axes.)
+    So a term goes through as many roundings as the last axis is long, in whatever order
+    a device adds. (Of float64, through those of both axes.)
     """
     partial = tf.cast(tf.reduce_sum(terms, axis=-1), tf.float64)
     return tf.cast(tf.reduce_sum(partial, range(1, partial.shape.rank)), terms.dtype)
 
 
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """‖values‖² for each example, and how many roundings a square goes through.
-
-    Blocks of the whole are added up first. Where XLA compiles it is a matrix's columns:
-    to cut a last axis, a TPU would copy it.
-    """
+    """‖values‖² for each example, and how many roundings a square goes through."""
     rows, *sizes = values.shape.as_list()
-    length, width = math.prod(sizes[:-1]), math.prod(sizes[-1:])
-    block = length
-    if not (products.compiled_by_xla() and _SHORTEST < length <= _LONGEST):
-        length, width = length * width, 1
-        block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
-    blocks = tf.reshape(values, [rows, length // block, block, width])
-    partial = tf.cast(tf.reduce_sum(tf.square(blocks), axis=2), tf.float64)
-    total = tf.cast(tf.reduce_sum(partial, axis=[1, 2]), values.dtype)
+    length = math.prod(sizes)
+    block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
+    total = _total(tf.square(tf.reshape(values, [rows, length // block, block])))
     # In float64 the second sum rounds as the first does.
-    double = values.dtype == tf.float64
-    return total, block + length // block * width if double else block
+    return total, block + length // block if values.dtype == tf.float64 else block

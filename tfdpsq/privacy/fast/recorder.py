@@ -12,22 +12,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.fast.factored import (
-    Direct,
-    Lookup,
-    Outer,
-    Use,
-    full_precision,
-    grouped,
-    merge,
-)
-
-Gradients = Callable[[list[Any]], Sequence[Union[tf.Tensor, None]]]
+from tfdpsq.privacy.fast import factored
 
 
 class UncoveredError(validation.InputError):
@@ -36,10 +26,10 @@ class UncoveredError(validation.InputError):
 
 class _Entry(NamedTuple):
     variable: int  # its place among the variables
+    output: tf.Tensor
     layer: str
-    output: int  # its place among the outputs
-    folded: int  # positions of each example that are in the first dimension
-    finish: Callable[[tf.Tensor], Use]
+    folded: int
+    finish: Callable[[tf.Tensor], factored.Use]
 
 
 class Recorder:
@@ -51,35 +41,29 @@ class Recorder:
     its first dimension must be the examples.
 
     Attributes:
-      tape: records the forward pass.
+      tape: for the forward pass.
       variables: the weights whose gradients are wanted; others cost nothing.
-      rows: B; 0 where it is not known before the losses are.
       comparing: if given, reads of weights stay on the tape, and each output is
         compared with that of the layer's own `call`, converted in this context of
         autograph; see `check`.
+      rows: B, set as soon as there are losses.
       layer: the layer being run.
-      folded: positions of each example that are in the first dimension.
+      folded: positions of each example in the first dimension, row i · folded + t being
+        example i's; set by `replaced` in rules such as TimeDistributed's. Their
+        gradients add up, cross terms included.
       silent: rules run and write nothing down.
-      outputs: the recorded outputs, each once.
       mismatches: (layer's name, relative difference), where outputs were compared.
       strays: wanted weights that matter for the losses outside every rule, and the
         gradients by them there; all reads if outputs are compared.
     """
 
-    def __init__(
-        self,
-        tape: tf.GradientTape,
-        variables: Sequence[tf.Variable],
-        rows: int | None = None,
-        comparing: Any = None,
-    ):
+    def __init__(self, variables: Sequence[tf.Variable], comparing: Any = None):
         """Starts an empty record."""
-        self.tape = tape
+        self.tape = tf.GradientTape()
         self.variables = list(variables)
-        self.rows = rows or 0
         self.comparing = comparing
+        self.rows = 0
         self.layer: Any = None
-        self.outputs: list[tf.Tensor] = []
         self.mismatches: list[tuple[str, tf.Tensor]] = []
         self.strays: list[tuple[tf.Variable, tf.Tensor]] = []
         keys = map(variable_key, self.variables)
@@ -87,8 +71,9 @@ class Recorder:
         self._graph = _graph()
         self.folded = 1
         self.silent = False
+        self._read: list[tf.Variable] = []
         self._entries: list[_Entry] = []
-        self._adopted: list[list[Use]] = [[] for _ in self.variables]
+        self._adopted: list[list[factored.Use]] = [[] for _ in self.variables]
 
     def wants(self, variable: tf.Variable) -> bool:
         """Returns whether the weight's gradient is wanted."""
@@ -123,9 +108,15 @@ class Recorder:
           output_axes: the same of `output`.
         """
 
-        def finish(gradient: tf.Tensor) -> Use:
-            sides = (_positions(inputs, input_axes), _positions(gradient, output_axes))
-            return Outer(*(reversed(sides) if transposed else sides))
+        def finish(gradient: tf.Tensor) -> factored.Use:
+            rows = gradient.shape[0]
+            left = _positions(factored.full_precision(inputs), rows, input_axes)
+            right = _positions(gradient, rows, output_axes)
+            return (
+                factored.Outer(right, left)
+                if transposed
+                else factored.Outer(left, right)
+            )
 
         self._add(variable, output, finish)
 
@@ -138,11 +129,14 @@ class Recorder:
           output: [B, ..., n].
         """
 
-        def finish(gradient: tf.Tensor) -> Use:
+        def finish(gradient: tf.Tensor) -> factored.Use:
             # XLA reads the nearest row for an id that is none, and adds to no row.
             known = (ids >= 0) & (ids < variable.shape[0])
+            rows = gradient.shape[0]
             gradient = tf.where(known[..., tf.newaxis], gradient, 0)
-            return Lookup(_positions(ids), _positions(gradient, 1))
+            return factored.Lookup(
+                tf.reshape(ids, [rows, -1]), _positions(gradient, rows, 1)
+            )
 
         self._add(variable, output, finish)
 
@@ -161,95 +155,80 @@ class Recorder:
             the gradient by the weight for each example, [B, *weight's shape].
         """
 
-        def finish(gradient: tf.Tensor) -> Use:
-            values = per_example(full_precision(gradient))
-            return Direct(tf.reshape(values, [-1, *variable.shape]))
+        def finish(gradient: tf.Tensor) -> factored.Use:
+            shape = [gradient.shape[0], *variable.shape]
+            return factored.Direct(tf.reshape(per_example(gradient), shape))
 
         self._add(variable, output, finish)
 
-    def folding(self, positions: int) -> contextlib.AbstractContextManager[None]:
-        """While inside, layers run on [B · positions, ...], example by example.
+    def targets(self) -> list[Any]:
+        """Lists each use's output, and the weights that something but a rule read."""
+        # Every read by a rule is off the tape.
+        self._read = [v for v in self.tape.watched_variables() if self.wants(v)]
+        sources = self._read
+        if self.comparing:  # outside of replicas, where a variable has no handle
+            self._read, local = self.variables, tf.distribute.get_strategy()
+            sources = [local.experimental_local_results(v)[0] for v in self._read]
+        return [*(entry.output for entry in self._entries), *sources]
 
-        For rules of layers that fold a dimension of this length into the first, as
-        Keras's TimeDistributed does: row i · positions + t must be example i's. The
-        gradients of an example's positions then add up, cross terms included.
-        """
-        return replaced(self, folded=self.folded * positions)
-
-    def uses(self, gradients_by: Gradients) -> list[list[Use]]:
-        """Differentiates, and returns each variable's uses, in full precision.
+    def uses(self, gradients: Sequence[Any]) -> list[list[factored.Use]]:
+        """Returns each variable's uses, in full precision.
 
         Args:
-          gradients_by: maps tensors and variables to the gradients of the summed losses
-            by them, `None` where the losses do not depend on one.
+          gradients: of the summed losses by the `targets`; `None` for no dependence.
 
         Raises:
           UncoveredError: a layer ran on something else than `rows` examples.
         """
-        # Every read by a rule is off the tape, so these were read by something else.
-        read = [v for v in self.tape.watched_variables() if self.wants(v)]
-        sources = read
-        if self.comparing:  # outside of replicas, where a variable has no handle
-            read, local = self.variables, tf.distribute.get_strategy()
-            sources = [local.experimental_local_results(v)[0] for v in read]
-        gradients = gradients_by([*self.outputs, *sources])
-        strays = zip(read, gradients[len(self.outputs) :])
+        strays = zip(self._read, gradients[len(self._entries) :])
         self.strays += [(v, g) for v, g in strays if g is not None]
         found = [list(uses) for uses in self._adopted]
-        for entry in self._entries:
-            gradient = gradients[entry.output]
+        for entry, gradient in zip(self._entries, gradients):
             # Keras computes some outputs twice, and drops one: no loss depends on it.
             if gradient is None:
                 continue
-            first = self.outputs[entry.output].shape[0]
-            if first != self.rows * entry.folded:
+            gradient = factored.full_precision(tf.convert_to_tensor(gradient))
+            first, rows = gradient.shape[0], self.rows * entry.folded
+            if first is None:  # `TextVectorization` loses it
+                gradient = tf.ensure_shape(gradient, [rows, *gradient.shape[1:]])
+            elif first != rows:
                 raise UncoveredError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension is "
-                    f"{first}, not {self.rows * entry.folded} for the {self.rows} "
-                    "examples of the losses. Broadcast what all examples share, and do "
-                    "not fold other dimensions into the first."
+                    f"{first}, not {rows} for {self.rows} examples. Broadcast what all "
+                    "examples share, and fold no other dimension into the first."
                 )
-            use = entry.finish(tf.convert_to_tensor(gradient))
-            use = type(use)(
-                *(full_precision(x) if x.dtype.is_floating else x for x in use)
-            )
-            found[entry.variable].append(grouped(use, entry.folded))
+            use = factored.grouped(entry.finish(gradient), entry.folded)
+            found[entry.variable].append(use)
         return found
 
-    def adopt(self, part: Recorder, gradients_by: Gradients) -> None:
+    def adopt(self, part: Recorder, gradients: Sequence[Any]) -> None:
         """Takes over what a part of the forward pass, on a tape of its own, has used.
 
         A weight's factors are put into their cheapest form at once, so that what they
         are made of can be let go.
         """
-        for variable, uses, own in zip(
-            self.variables, part.uses(gradients_by), self._adopted
-        ):
-            own.extend(merge(uses, variable.shape.as_list()))
+        found = part.uses(gradients)
+        for variable, uses, own in zip(self.variables, found, self._adopted):
+            own.extend(factored.merge(uses, variable.shape.as_list()))
         self.strays += part.strays
 
     def _add(
         self,
         variable: tf.Variable,
         output: tf.Tensor,
-        finish: Callable[[tf.Tensor], Use],
+        finish: Callable[[tf.Tensor], factored.Use],
     ) -> None:
         if self.silent or not self.wants(variable):
             return
         if _graph() is not self._graph:
             raise UncoveredError(
                 f"layer {self.layer.name!r} runs inside a tf.function, tf.cond or "
-                "tf.while_loop of the model, where nothing can be recorded. Call it "
-                "outside, or choose another engine."
+                "tf.while_loop of the model. Call it outside, or choose another engine."
             )
-        index = next((i for i, x in enumerate(self.outputs) if x is output), None)
-        if index is None:
-            index = len(self.outputs)
-            self.outputs.append(output)
-            # The first layer's output depends on nothing that the tape watches.
-            self.tape.watch(output)
-        place = self._places[variable_key(variable)]
-        self._entries.append(_Entry(place, self.layer.name, index, self.folded, finish))
+        # The first layer's output depends on nothing that the tape watches.
+        self.tape.watch(output)
+        place, layer = self._places[variable_key(variable)], self.layer.name
+        self._entries.append(_Entry(place, output, layer, self.folded, finish))
 
 
 @contextlib.contextmanager
@@ -281,8 +260,7 @@ def require_distinct(variables: Sequence[tf.Variable]) -> None:
     for place, variable in enumerate(variables):
         if keys[place] in keys[:place]:
             raise validation.InputError(
-                f"variables name the weight {variable.name!r} twice, as lists of two "
-                "models that share a layer do: list each weight once."
+                f"variables name the weight {variable.name!r} twice. List it once."
             )
 
 
@@ -290,11 +268,7 @@ def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _positions(values: tf.Tensor, axes: int | None = None) -> tf.Tensor:
-    """[B, ..., features] as [B, T, m]; ids, which have no axes of features, [B, T]."""
-    rows, *sizes = values.shape.as_list()
-    split = len(sizes) - (axes or 0)
-    positions, features = sizes[:split], sizes[split:]
-    length = -1 if None in positions else math.prod(positions)
-    width = [] if axes is None else [math.prod(features)]
-    return tf.reshape(values, [rows, length, *width])
+def _positions(values: tf.Tensor, rows: int, axes: int) -> tf.Tensor:
+    """[rows, ..., features] as [rows, T, m], the last `axes` being the features."""
+    features = values.shape[values.shape.rank - axes :]
+    return tf.reshape(values, [rows, -1, math.prod(features)])

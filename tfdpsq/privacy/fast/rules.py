@@ -14,12 +14,13 @@ output. `register_rule` adds rules for other layers:
     register_rule(Scale, scale)
 
 Rules hold for exactly the class they are registered for: a subclass may compute
-anything. Layers made of other layers (Keras's MultiHeadAttention, any model) need
-none: the layers inside are run by their own rules.
+anything. They run where a layer has a weight whose gradient is wanted. Layers made of
+other layers (Keras's MultiHeadAttention, any model) need none.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast import products
+from tfdpsq.privacy.fast import factored
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.recorder import Recorder, UncoveredError, replaced
 
@@ -39,8 +40,6 @@ Rule = Callable[..., Any]
 
 def register_rule(layer_class: type[keras.layers.Layer], rule: Rule) -> None:
     """Makes the engine run layers of exactly this class by `rule`.
-
-    Layers without a weight whose gradient is wanted are left to themselves.
 
     Args:
       layer_class: a Keras layer class; a rule it already has is replaced.
@@ -55,29 +54,21 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     """The rule for a layer's exact class, or `None`."""
     kind = type(layer)
     rule = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
-    if rule is None and couples_examples(layer):
-        return batch_normalization
-    return rule
+    return batch_normalization if rule is None and couples_examples(layer) else rule
 
 
 def couples_examples(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer may make examples depend on each other."""
-    return isinstance(layer, _BATCH_NORMALIZATION)
-
-
-# The class that all of Keras's batch normalisations share.
-_BATCH_NORMALIZATION = keras.layers.BatchNormalization.__mro__[1]
+    # The class that all of Keras's batch normalisations share.
+    return isinstance(layer, keras.layers.BatchNormalization.__mro__[1])
 
 
 def dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `Dense`: a product with the kernel along the last axis."""
     inputs = tf.cast(inputs, layer.compute_dtype)
     kernel = record.read(layer.kernel)
-    if inputs.shape.rank == 2:
-        output = tf.matmul(inputs, kernel)
-    else:
-        output = tf.tensordot(inputs, kernel, [[inputs.shape.rank - 1], [0]])
-        output.set_shape([*inputs.shape[:-1], kernel.shape[-1]])
+    output = tf.tensordot(inputs, kernel, 1)
+    output.set_shape([*inputs.shape[:-1], kernel.shape[-1]])
     output = _with_bias(record, layer, output)
     record.outer(layer.kernel, inputs, output)
     return layer.activation(output) if layer.activation else output
@@ -139,11 +130,8 @@ def prelu(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     return output
 
 
-# Convolutions are products of patches, [B, ..., window · channels], with the kernel.
-
-
 def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
-    """Runs `Conv1D` and `Conv2D`."""
+    """Runs `Conv1D` and `Conv2D`: products of patches with the kernel."""
     _require_plain(layer, inputs)
     if layer.padding == "causal":
         inputs = tf.pad(inputs, layer._compute_causal_padding(inputs))
@@ -157,11 +145,7 @@ def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
 def depthwise_convolution(
     record: Recorder, layer: Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
-    """Runs `DepthwiseConv2D`, which has a small kernel for every channel.
-
-    Of channel c and its multiple k, that kernel's gradient is the sum over
-    positions of the window around each, in channel c, times the gradient there.
-    """
+    """Runs `DepthwiseConv2D`, which has a small kernel for every channel."""
     _require_plain(layer, inputs)
     kernel = layer.depthwise_kernel
     output = tf.nn.depthwise_conv2d(
@@ -173,14 +157,15 @@ def depthwise_convolution(
     )
     output = _with_bias(record, layer, output)
     if record.wants(kernel):
-        rows, channels = inputs.shape[0], inputs.shape[-1]
-        window = layer.kernel_size[0] * layer.kernel_size[1]
         patches = _patches(layer, inputs)
-        patches = tf.reshape(patches, [rows, -1, window, channels])
 
         def per_example(gradient: Any) -> Any:
+            rows, channels = gradient.shape[0], inputs.shape[-1]
+            window = tf.reshape(
+                patches, [rows, -1, math.prod(layer.kernel_size), channels]
+            )
             apart = tf.reshape(gradient, [rows, -1, channels, layer.depth_multiplier])
-            return tf.einsum("btwc,btck->bwck", tf.cast(patches, apart.dtype), apart)
+            return tf.einsum("btwc,btck->bwck", tf.cast(window, apart.dtype), apart)
 
         record.direct(kernel, output, per_example)
     return output if layer.activation is None else layer.activation(output)
@@ -188,16 +173,15 @@ def depthwise_convolution(
 
 def _patches(layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Returns the window's input at each position, [B, ..., window · channels]."""
-    line = layer.rank == 1  # an image of one row
-    ones = [1, 1] if line else [1]
+    ones = [1] * (3 - layer.rank)  # a line is an image of one row
     patches = tf.image.extract_patches(
-        inputs[:, tf.newaxis] if line else inputs,
+        inputs[:, tf.newaxis] if layer.rank == 1 else inputs,
         sizes=[*ones, *layer.kernel_size, 1],
         strides=[*ones, *layer.strides, 1],
         rates=[*ones, *layer.dilation_rate, 1],
         padding="SAME" if layer.padding == "same" else "VALID",
     )
-    return tf.squeeze(patches, 1) if line else patches
+    return tf.squeeze(patches, 1) if layer.rank == 1 else patches
 
 
 def _require_plain(layer: Layer, inputs: tf.Tensor) -> None:
@@ -209,12 +193,8 @@ def _require_plain(layer: Layer, inputs: tf.Tensor) -> None:
         raise _uncovered(layer, "more than one batch dimension")
 
 
-# Normalisations: the layer's own code makes the unit, what it returns without scale and
-# offset; these follow here.
-
-
 def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
-    """Runs `LayerNormalization`."""
+    """Runs `LayerNormalization`; scale and offset follow its own code."""
     axes = list(layer.axis)
     if 0 in axes or axes != sorted(axes):
         raise _uncovered(layer, f"axis={axes}, the examples' or not in ascending order")
@@ -229,7 +209,7 @@ def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf
 def group_normalization(
     record: Recorder, layer: Layer, inputs: tf.Tensor, **options: Any
 ) -> tf.Tensor:
-    """Runs `GroupNormalization`: within groups of channels of each example."""
+    """Runs `GroupNormalization`; scale and offset follow its own code."""
     axis = layer.axis % inputs.shape.rank
     if axis == 0:
         raise _uncovered(layer, "axis=0, the examples'")
@@ -243,17 +223,12 @@ def group_normalization(
 def batch_normalization(
     record: Recorder, layer: Layer, inputs: tf.Tensor, training: Any = None, **_: Any
 ) -> tf.Tensor:
-    """Runs `BatchNormalization` as in inference, and refuses it in training.
-
-    Raises:
-      InputError: it normalises over the batch.
-    """
+    """Runs `BatchNormalization` as in inference, and refuses it in training."""
     training = layer._get_training_value(training)
     if tf.is_tensor(training) or training:
         raise validation.InputError(
-            f"layer {layer.name!r} normalises over the batch, so every example's loss "
-            "depends on all others. Use LayerNormalization, or freeze the layer "
-            "(trainable = False)."
+            f"layer {layer.name!r} normalises over the batch. Use LayerNormalization, "
+            "or freeze the layer (trainable = False)."
         )
     return type(layer).call(layer, inputs, training=False)
 
@@ -291,24 +266,21 @@ def _scaled(
 def time_distributed(
     record: Recorder, layer: Layer, inputs: Any, **options: Any
 ) -> Any:
-    """Runs `TimeDistributed`, which folds time into the examples' dimension.
-
-    Layers that are not its own Keras calls in a loop over time instead, in which the
-    rules of the layers inside run.
-    """
+    """Runs `TimeDistributed`, which folds time into the examples' dimension."""
     call = type(layer).call
-    if not layer._always_use_reshape:
+    if not layer._always_use_reshape:  # a loop over time, where the rules inside run
         return call(layer, inputs, **options)
     steps = tf.nest.flatten(inputs)[0].shape[1]
     if steps is None:
         raise _uncovered(layer, "inputs without a static number of time steps")
-    with record.folding(steps):
+    with replaced(record, folded=record.folded * steps):
         return call(layer, inputs, **options)
 
 
 def folded(record: Recorder, layer: Layer, inputs: Any, **options: Any) -> Any:
     """Runs tfdpsq's `Folded`: [B, K, ...] through a layer as [B · K, ...]."""
-    with record.folding(tf.nest.flatten(inputs)[0].shape[1]):
+    positions = tf.nest.flatten(inputs)[0].shape[1]
+    with replaced(record, folded=record.folded * positions):
         return type(layer).call(layer, inputs, **options)
 
 
@@ -325,8 +297,7 @@ def reversible_embedding(
     """Runs keras-nlp's `ReversibleEmbedding`: ids to vectors, or vectors to logits.
 
     Tied, logits = hidden · Eᵀ, so that E's gradient is dlogitsᵀ · hidden: the
-    gradient that comes back is the *left* factor. Both uses go by the same
-    variable, and their cross terms count.
+    gradient that comes back is the *left* factor.
     """
     if not reverse:
         return embedding(record, layer, inputs)
@@ -372,9 +343,9 @@ def t5_attention(
         Σ_{q,k} [bucket(q, k) = b] · G_i[head, q, k].
     """
     call = type(layer).call
-    if not layer.use_relative_attention_bias:
+    table = getattr(layer, "relative_attention_bias", None)
+    if table is None or not record.wants(table):
         return call(layer, hidden_states, *args, **kwargs)
-    rows, table = hidden_states.shape[0], layer.relative_attention_bias
     buckets, heads = table.shape
 
     def compute_bias(query_length: Any, key_length: Any) -> Any:
@@ -386,19 +357,19 @@ def t5_attention(
             max_distance=layer.relative_attention_max_distance,
         )
         values = tf.transpose(tf.gather(record.read(table), ids), [2, 0, 1])
+        rows = hidden_states.shape[0] or tf.shape(hidden_states)[0]
         output = tf.tile(values[tf.newaxis], [rows, 1, 1, 1])
 
         def per_example(gradient: Any) -> Any:
             which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
             # A product, not a segment sum: it is small, and quick on every device.
-            sums = products.product(tf.reshape(gradient, [rows * heads, -1]), which)
-            return tf.transpose(tf.reshape(sums, [rows, heads, buckets]), [0, 2, 1])
+            flat = tf.reshape(gradient, [gradient.shape[0] * heads, -1])
+            sums = tf.reshape(factored.product(flat, which), [-1, heads, buckets])
+            return tf.transpose(sums, [0, 2, 1])
 
         record.direct(table, output, per_example)
         return output
 
-    if not record.wants(table):
-        return call(layer, hidden_states, *args, **kwargs)
     with replaced(layer, compute_bias=compute_bias):
         return call(layer, hidden_states, *args, **kwargs)
 

@@ -43,22 +43,13 @@ import math
 from collections.abc import Sequence
 
 from tfdpsq import validation
-from tfdpsq.privacy.plan import (
-    LARGEST_EPSILON,
-    PrivacyPlan,
-    epsilon_of_runs,
-    make_plan,
-)
+from tfdpsq.privacy import plan as plans
+from tfdpsq.privacy.plan import PrivacyPlan, epsilon_of_runs
 from tfdpsq.privacy.spec import PrivacySpec
 
 DISJOINT = ("time", "user")  # how logs can be declared so
 # Share of a target that must be left for the run that follows other releases.
 LEAST_LEFT = 0.95
-_ADJACENCY = {
-    "poisson": "add or remove one unit",
-    "shuffled": "replace all that one unit owns by nothing, every other unit keeping "
-    "its place (zero-out)",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +116,7 @@ def follow(
       InputError: no total is proved for all of them; or logs are declared disjoint
         whose fingerprints are equal or missing.
     """
-    own, apart = Run("planned", plan, steps, pairs), frozenset[str]()
+    own = Run("planned", plan, steps, pairs)
     if disjoint is not None:
         validation.one_of("disjoint", disjoint, DISJOINT)
         before = frozenset(run.pairs or "" for run in earlier)
@@ -133,18 +124,19 @@ def follow(
             raise validation.InputError(
                 f"disjoint is {disjoint!r}, but the fingerprints of the pairs, {pairs} "
                 f"here and {', '.join(before)} before, do not tell the logs apart. "
-                "Leave disjoint out: epsilon then composes all runs."
+                "Leave disjoint out."
             )
-        apart = before if separates(disjoint, plan.spec.unit) else apart
+        if separates(disjoint, plan.spec.unit):
+            own = dataclasses.replace(own, apart=before)
     problem = difference([own, *earlier])
     if earlier and not all(run.plan.spec.private for run in (own, *earlier)):
         problem = "a run has epsilon inf"
     if problem:
         raise validation.InputError(
-            f"what it starts from cannot be continued: {problem}. Give both runs the "
-            "same unit and sampler and a finite epsilon, or start from public weights."
+            f"what it starts from cannot be continued: {problem}. Give both runs one "
+            "unit, one sampler and a finite epsilon, or start from public weights."
         )
-    return dataclasses.replace(own, apart=apart)
+    return own
 
 
 def separates(disjoint: str, unit: str) -> bool:
@@ -154,9 +146,12 @@ def separates(disjoint: str, unit: str) -> bool:
 
 def adjacency_of(runs: Sequence[Run]) -> str:
     """Returns what neighbouring data sets of all runs differ in, in words."""
-    shuffled = any(run.plan.spec.sampler == "shuffled" for run in runs)
-    # Zero-out where one run needs it; see the module.
-    return _ADJACENCY["shuffled" if shuffled else "poisson"]
+    if all(run.plan.spec.sampler == "poisson" for run in runs):
+        return "add or remove one unit"
+    return (
+        "replace all that one unit owns by nothing, every other unit keeping its place "
+        "(zero-out)"
+    )
 
 
 def difference(runs: Sequence[Run]) -> str | None:
@@ -219,8 +214,7 @@ def _once(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         if found.setdefault(run.key, run) != run:
             raise validation.InputError(
-                f"two certificates state the run {run.key} and another plan, number of "
-                "steps or pairs. Use one of them."
+                f"two certificates state the run {run.key} and differ. Use one of them."
             )
     return list(found.values())
 
@@ -231,18 +225,16 @@ def _together(runs: Sequence[Run], delta: float | None) -> tuple[float, ...]:
     own = min(deltas) if delta is None else delta
     if own > sum(deltas):
         raise validation.InputError(
-            f"delta is {own:g}, above {sum(deltas):.3g}, the sum of what the runs "
-            "state. Give at most that sum."
+            f"delta is {own:g}, above {sum(deltas):.3g}, the sum of all. Lower it."
         )
     events = [(run.plan, run.steps) for run in runs]
     rdp = pld = epsilon_of_runs(events, own, "rdp")
-    if rdp <= LARGEST_EPSILON:  # beyond, PLD takes minutes and gigabytes
+    if rdp <= plans.LARGEST_EPSILON:  # beyond, PLD takes minutes and gigabytes
         pld = epsilon_of_runs(events, own, "pld")
-    if not max(rdp, pld) <= LARGEST_EPSILON:
+    if not max(rdp, pld) <= plans.LARGEST_EPSILON:
         raise validation.InputError(
             f"delta is {own!r}, at which epsilon is {pld:.3g}: truncating the batches "
-            "uses delta up, or a run is hardly private. Compute epsilon at a larger "
-            "delta, or without such runs."
+            "uses delta up, or a run is hardly private. Raise delta."
         )
     planned = [(run.plan, run.steps) for run in _whole(runs)]
     each = [epsilon_of_runs([run], d, "pld") for run, d in zip(planned, deltas)]
@@ -250,6 +242,7 @@ def _together(runs: Sequence[Run], delta: float | None) -> tuple[float, ...]:
 
 
 def _whole(runs: Sequence[Run]) -> list[Run]:
+    """The runs, as if all of their planned steps were taken."""
     return [dataclasses.replace(run, steps=run.plan.spec.steps) for run in runs]
 
 
@@ -285,15 +278,16 @@ def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:
     """
     left = spec.epsilon
     while left >= LEAST_LEFT * spec.epsilon:
-        plan = make_plan(dataclasses.replace(spec, epsilon=left))
+        plan = plans.make_plan(dataclasses.replace(spec, epsilon=left))
         total = compose([[*released, Run("planned", plan, spec.steps)]])
         spent = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}[spec.accountant]
         if spent <= spec.epsilon:
             return plan
-        # Four decimals, so that all machines find it.
-        left = math.floor(1e4 * min(left - spent + spec.epsilon, 0.999 * left)) / 1e4
+        left = min(left - spent + spec.epsilon, 0.999 * left)
+        if left > 0:  # to four significant digits, so that all machines find it
+            scale = 10.0 ** (3 - math.floor(math.log10(left)))
+            left = math.floor(left * scale) / scale
     raise validation.InputError(
         f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would be "
-        "left after what was released before. Raise epsilon, or release that with more "
-        "noise."
+        "left after the earlier releases. Raise it, or release those with more noise."
     )

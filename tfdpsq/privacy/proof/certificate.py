@@ -2,9 +2,11 @@
 
 Every artefact derived from private queries carries one. Few of its numbers are free:
 the spec, M, σ and the steps that were *paid*. All others follow from them, and
-`verify_certificate` recomputes them; words are rendered, and never compared. A run that
-started from released weights states the ε of all runs (see `budget`), and lists the
-certificate of those weights under `earlier`.
+`verify_certificate` recomputes them from the file alone; words are rendered, and never
+compared. That a run took place as stated, no file can show; the data's owner can
+compare the certificate with the run's ledger. A run that started from released weights
+states the ε of all runs (see `budget`), and lists the certificate of those weights
+under `earlier`.
 
 Weights copied without their certificate would look like public ones. So the JSON files
 that no artefact is used without state the certificate's digest (`MARK`), and where one
@@ -16,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +27,10 @@ from typing import Any
 
 import tfdpsq
 from tfdpsq import validation
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.ledger import LedgerSummary
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.spec import PrivacySpec
 
@@ -34,11 +39,13 @@ FILE_NAME = "certificate.json"
 MARK = "certificate_digest"
 # Configs of a T5, a retriever, and a search that may be deployed alone.
 CONFIGS = ("config.json", "model/config.json", "search/config.json")
-_STAGE_FILE, _MANIFEST = "stage.json", "manifest.json"
 # All files that are marked; a set's manifest holds the certificate itself.
-MARKED = (*CONFIGS, _STAGE_FILE, _MANIFEST)
+MARKED = (*CONFIGS, "stage.json", "manifest.json")
 # The privacy class in a `stage.json`, and its value if no certificate covers all of it.
 GUARANTEE, PRIVATE = "guarantee", "private"
+_TOLERANCE = 1e-6
+# A coarser version of the accountant states a higher ε, which is still true.
+_HIGHER = 1e-2
 
 _UNIT = {
     "query": "one query, together with the document it is paired with",
@@ -124,13 +131,13 @@ class Certificate:
         """Reads the free entries; raises an `InputError` if one is bad or missing."""
         require_format(fields)
         try:
-            mechanism, accounting = fields["mechanism"], fields["accounting"]
+            mechanism = fields["mechanism"]
             spec = PrivacySpec.from_recorded(fields["spec"])
             maximum = fields["sampler"]["max_batch_size"]
             names = "description", "training", "fingerprints", "private_reads", "run_id"
             return cls(
                 PrivacyPlan(spec, maximum, mechanism["noise_multiplier"]),
-                accounting["steps_executed"],
+                fields["accounting"]["steps_executed"],
                 sensitivity_argument=mechanism["sensitivity_argument"],
                 **{name: fields[name] for name in names},
                 earlier=next(iter(fields.get("earlier", ())), None),
@@ -141,7 +148,7 @@ class Certificate:
 
     def runs(self) -> list[budget.Run]:
         """Returns this run and those it follows, the last one first."""
-        before = runs_of(self.earlier) if self.earlier else []
+        before = Certificate.from_json(self.earlier).runs() if self.earlier else []
         # A run without a ledger has no id: its statements tell it from others.
         key = self.run_id or digest_of(dataclasses.asdict(self))
         pairs = self.fingerprints.get("pairs")
@@ -205,64 +212,55 @@ class Certificate:
             **({"continuation": continuation} if continuation else {}),
         }
 
-    def describe(self) -> dict[str, Any]:
-        """Returns the words of the file; they are never compared."""
-        runs, spec = self.runs(), self.plan.spec
-        limits = [line for run in runs for line in _limits(run.plan)]
-        mechanism, drawn = _SAMPLERS[spec.sampler]
-        if spec.unit == "user":
-            drawn += " Up to {rows_per_unit} rows of each user take part, drawn anew."
-        if spec.num_microbatches is not None:
-            drawn += _DEALT
-        entries = {**spec.recorded(), "maximum": self.plan.max_batch_size}
-        found: dict[str, Any] = {
-            "description": self.description,
-            "guarantee": {
-                "unit_in_words": _UNIT[spec.unit],
-                "adjacency": budget.adjacency_of(runs),
-            },
-            "mechanism": {
-                "name": mechanism if spec.private else "none: no clipping and no noise",
-                "sensitivity_argument": self.sensitivity_argument,
-            },
-            "sampler": {"in_words": drawn.format(**entries)},
-            "accounting": {"library": f"dp-accounting {version('dp-accounting')}"},
-            "warnings": _warnings(runs),
-            "not_covered": list(dict.fromkeys((*_NOT_COVERED, *limits))),
-        }
-        if len(runs) > 1:
-            groups = budget.sharing(runs)
-            declared = ", as was declared and nothing checks" * (len(groups) > 1)
-            found["continuation"] = {
-                "in_words": "It starts from the release under earlier. One "
-                f"{spec.unit} can be in the logs of {max(map(len, groups))} of "
-                f"{len(runs)} runs{declared}. Their costs compose if all settings were "
-                "fixed without looking at earlier releases; else epsilon_sum at "
-                "delta_sum holds."
-            }
-        return found
-
     def to_json(self) -> dict[str, Any]:
         """Returns the content of `certificate.json`; infinite ε is the string "inf".
 
         Raises:
           InputError: more steps than the plan covers; no total is proved.
         """
+        found, runs, spec = self.numbers(), self.runs(), self.plan.spec
         reads = [*self.private_reads, *(self.earlier or {}).get("private_reads", ())]
-        found = {
-            "format": FORMAT,
-            "run_id": self.run_id,
-            "training": self.training,
-            "fingerprints": self.fingerprints,
-            "private_reads": [r for i, r in enumerate(reads) if r not in reads[:i]],
-            **self.numbers(),
+        mechanism, drawn = _SAMPLERS[spec.sampler]
+        if spec.unit == "user":
+            drawn += " Up to {rows_per_unit} rows of each user take part, drawn anew."
+        if spec.num_microbatches is not None:
+            drawn += _DEALT
+        sizes = {**spec.recorded(), "maximum": self.plan.max_batch_size}
+        found["guarantee"] |= {
+            "unit_in_words": _UNIT[spec.unit],
+            "adjacency": budget.adjacency_of(runs),
         }
+        found["mechanism"] |= {
+            "name": mechanism if spec.private else "none: no clipping and no noise",
+            "sensitivity_argument": self.sensitivity_argument,
+        }
+        found["sampler"]["in_words"] = drawn.format(**sizes)
+        found["accounting"]["library"] = f"dp-accounting {version('dp-accounting')}"
         if self.earlier is not None:
+            groups = budget.sharing(runs)
+            declared = ", as was declared and nothing checks" * (len(groups) > 1)
             found |= {"earlier": [self.earlier], "disjoint": self.disjoint}
-        for name, words in self.describe().items():
-            section = isinstance(words, dict)
-            found[name] = {**found[name], **words} if section else words
-        certificate = as_json(found)
+            found["continuation"]["in_words"] = (
+                "It starts from the release under earlier. One "
+                f"{spec.unit} can be in the logs of {max(map(len, groups))} of "
+                f"{len(runs)} runs{declared}. Their costs compose if all settings were "
+                "fixed without looking at earlier releases; else epsilon_sum at "
+                "delta_sum holds."
+            )
+        limits = [line for run in runs for line in _limits(run.plan)]
+        certificate = as_json(
+            {
+                "format": FORMAT,
+                "run_id": self.run_id,
+                "description": self.description,
+                "training": self.training,
+                "fingerprints": self.fingerprints,
+                "private_reads": [r for i, r in enumerate(reads) if r not in reads[:i]],
+                **found,
+                "warnings": _warnings(runs),
+                "not_covered": list(dict.fromkeys((*_NOT_COVERED, *limits))),
+            }
+        )
         return {**certificate, "digest": digest_of(certificate)}
 
 
@@ -344,11 +342,110 @@ def inherited_certificate(
     present = [own for own in present if own not in earlier]
     if any(certificate != present[0] for certificate in present):
         raise validation.InputError(
-            "two artefacts with guarantees of their own meet here, and their "
-            "epsilons would add up. Start from public weights, or from the artefact "
-            "that the other one was made from."
+            "two artefacts with guarantees of their own meet here, and their epsilons "
+            "would add up. Use one of them, or one made from the other."
         )
     return present[0] if present else None
+
+
+# -- Verification --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Result of recomputing a certificate.
+
+    Attributes:
+      epsilon_pld: ε by PLD, at the certificate's δ and for its executed steps; NaN
+        if it cannot be computed.
+      epsilon_rdp: ε by RDP.
+      problems: what is wrong, a sentence each; none if the certificate holds.
+    """
+
+    epsilon_pld: float
+    epsilon_rdp: float
+    problems: tuple[str, ...]
+
+
+def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
+    """Recomputes σ → ε, δ, truncation and sensitivity, of earlier runs, too."""
+    try:
+        own = Certificate.from_json(certificate)
+        expected = as_json(own.numbers())
+    except (validation.InputError, ArithmeticError, TypeError) as error:
+        return Verification(math.nan, math.nan, (f"what was run is unknown: {error}",))
+    earlier = verify_certificate(own.earlier).problems if own.earlier else ()
+    problems = [f"the earlier certificate: {problem}" for problem in earlier]
+    accounts = expected["accounting"]
+    # PLD rounds differently on other machines, by a share of δ; ε differs by no more.
+    rounding = accounting.pld_rounding(accounts["releases_counted"])
+    lower = _TOLERANCE + min(rounding / expected["guarantee"]["delta"], 1e-2)
+    entries = dict(_entries(certificate))
+    for path, value in _entries(expected):
+        found = entries.get(path)
+        spent = path.rpartition(".")[2].startswith("epsilon")
+        if not _agree(found, value, *((lower, _HIGHER) if spent else (1e-9, 1e-9))):
+            problems.append(
+                f"{path} is {validation.shown(found)}, but what was run gives "
+                f"{value!r}."
+            )
+    return Verification(
+        float(accounts["epsilon_pld"]), float(accounts["epsilon_rdp"]), tuple(problems)
+    )
+
+
+def verified_runs(
+    certificate: Mapping[str, Any], name: str = "the certificate"
+) -> list[budget.Run]:
+    """The runs behind a certificate, its own first, after verifying it.
+
+    Raises:
+      InputError: it does not hold, or guarantees nothing.
+    """
+    for problem in verify_certificate(certificate).problems:
+        raise validation.InputError(f"{name} does not hold: {problem} Restore it.")
+    if not certificate["private"]:
+        raise validation.InputError(
+            f"{name} is of a run without privacy (epsilon inf), so no total is finite. "
+            "Leave it out only if its artefact was never released."
+        )
+    return runs_of(certificate)
+
+
+def ledger_problems(
+    certificate: Mapping[str, Any], ledger: LedgerSummary
+) -> tuple[str, ...]:
+    """Lists where a ledger contradicts the certificate of its run, or one after it."""
+    chain = (certificate, *parents_of(certificate))
+    own = next((each for each in chain if each["run_id"] == ledger.run), certificate)
+    accounts = own["accounting"]
+    return tuple(
+        f"the certificate states {what} {stated!r}, but the ledger {paid!r}."
+        for what, stated, paid in (
+            ("plan", own["plan"], ledger.plan),
+            ("planned steps", accounts["steps_planned"], ledger.steps_allowed),
+            ("paid steps", accounts["steps_executed"], ledger.steps_paid),
+            ("run", own["run_id"], ledger.run),
+        )
+        if stated != paid
+    )
+
+
+def _agree(stated: Any, expected: Any, lower: float, higher: float) -> bool:
+    """Compares an entry with the recomputed one, up to relative tolerances."""
+    number = isinstance(expected, (int, float)) and not isinstance(expected, bool)
+    if not number or not isinstance(stated, (int, float)):
+        return stated == expected
+    return expected * (1 - lower) <= stated <= expected * (1 + higher)
+
+
+def _entries(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings by dotted path."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _entries(inner, f"{path}.{key}" if path else key)
 
 
 # -- Files -------------------------------------------------------------------------
@@ -399,9 +496,8 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
         certificate = validation.parse_json(pathlib.Path(path).read_text("utf-8"))
         require_format(certificate)
     except (OSError, ValueError) as error:
-        raise validation.DataError(
-            path, f"is not a certificate ({error})", f"Give a {FILE_NAME}."
-        ) from error
+        problem = f"is not a certificate ({error})"
+        raise validation.DataError(path, problem, f"Give a {FILE_NAME}.") from error
     return certificate
 
 
@@ -415,9 +511,10 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
       DataError: the file is not a certificate; it is missing, or another artefact's, as
         a mark next to it says; or the content is private, without a certificate.
     """
-    path = pathlib.Path(directory) / FILE_NAME
+    folder = pathlib.Path(directory)
+    path, stage = folder / FILE_NAME, folder / "stage.json"
     certificate = load_certificate(path) if path.is_file() else None
-    for marked in (path.parent / name for name in MARKED):
+    for marked in (folder / name for name in MARKED):
         digest = digest_in(marked)
         if digest is not None and (certificate or {}).get("digest") != digest:
             raise validation.DataError(
@@ -427,30 +524,19 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
                 f"certificate {digest}",
                 "Copy that certificate.json from where this was made",
             )
-    stage = path.parent / _STAGE_FILE
     guarantee = stated(stage, GUARANTEE) if stage.is_file() else ""
     if certificate is None and guarantee in (PRIVATE, None):
-        raise validation.DataError(
-            stage,
-            f"{GUARANTEE} is {guarantee!r}, so this depends on private queries, and no "
-            "certificate covers it",
-            "Make nothing of it that is not private itself",
-        )
+        problem = f"{GUARANTEE} is {guarantee!r}, and no certificate covers it"
+        raise validation.DataError(stage, problem, "Use it only for what is private")
     return certificate
 
 
 def digest_in(marked: pathlib.Path) -> Any:
     """Returns the digest of the certificate that belongs to a file, or `None`."""
-    if marked.name != _MANIFEST:
+    if marked.name != "manifest.json":
         return stated(marked, MARK)
     certificate = stated(marked, "certificate")
     return certificate.get("digest") if isinstance(certificate, dict) else None
-
-
-def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
-    """Returns the mark for a JSON file next to a certificate, if there is one."""
-    path = pathlib.Path(directory) / FILE_NAME
-    return {MARK: load_certificate(path)["digest"]} if path.is_file() else {}
 
 
 def stated(path: pathlib.Path, key: str) -> Any:

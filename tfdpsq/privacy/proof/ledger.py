@@ -36,7 +36,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from absl import logging
 
@@ -45,15 +45,10 @@ from tfdpsq.validation import DataError, InputError, parse_json
 FORMAT = "tfdpsq-ledger/2"
 FILE_NAME = "ledger.jsonl"
 
-_Lines = TypeVar("_Lines", bound="LockedLines")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RESTORE = (
-    "Restore the ledger from a backup. Without it nobody can say what was spent: count "
-    "all its steps"
-)
+_RESTORE = "Restore the ledger from a backup; without it, count all planned steps"
 
 
-class LockedLines:
+class LockedLines(contextlib.AbstractContextManager):
     """A file that grows by whole lines, locked until `close`; private to its owner.
 
     A process that dies while it writes leaves a torn last line, without its newline,
@@ -80,23 +75,18 @@ class LockedLines:
             try:
                 how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
                 fcntl.flock(self._descriptor, how)
-                _flush_folder(self.path.parent)
-                self.lines = self._read()
+                flush_folder(self.path.parent)
+                content = self.path.read_bytes()
+                *self.lines, torn = content.split(b"\n")
+                self._size = len(content) - len(torn)
+                if torn:
+                    logging.warning("%s: cut off %d bytes", self.path, len(torn))
+                    os.ftruncate(self._descriptor, self._size)
+                # Lines of a process killed before its flush may be in memory alone.
+                os.fsync(self._descriptor)
             except BaseException:
                 self.close()
                 raise
-
-    def _read(self) -> list[bytes]:
-        """Returns the whole lines, after cutting off a torn one."""
-        content = self.path.read_bytes()
-        *lines, torn = content.split(b"\n")
-        self._size = len(content) - len(torn)
-        if torn:
-            logging.warning("%s: cut off %d bytes of a torn line", self.path, len(torn))
-            os.ftruncate(self._descriptor, self._size)
-        # Lines of a process killed before its flush may be in memory alone.
-        os.fsync(self._descriptor)
-        return lines
 
     def append(self, line: bytes) -> None:
         """Adds a line, which is on the device when this returns.
@@ -117,29 +107,19 @@ class LockedLines:
                 raise
         self._size += len(data)
 
-    def restart(self, first: bytes) -> None:
-        """Replaces all lines by one."""
-        with _explained(self.path):
-            os.ftruncate(self._descriptor, 0)
-        self._size = 0
-        self.append(first)
-
     def close(self) -> None:
         """Unlocks the file; does nothing if it is closed."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self: _Lines) -> _Lines:
-        """Returns the open file; the block closes it."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Closes the file."""
         self.close()
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Waits until a folder's new and renamed files are on the device."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -156,21 +136,17 @@ def _explained(path: Path) -> Iterator[None]:
             f"{path}: another process uses it. Wait until that ends, or stop it."
         ) from error
     except OSError as error:
-        remedy = "Use a directory that you may write to, on a file system with locks"
-        if error.errno in _FULL:
-            remedy = "Free space there, or lift the quota"
         raise InputError(
-            f"{path}: cannot be written ({error.strerror}). {remedy}, and run the "
-            "same command again to resume."
+            f"{path}: cannot be written ({error.strerror}). Free space there, or use a "
+            "directory that you may write to, on a file system with locks, and resume."
         ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerSummary:
-    """The content of a ledger.
+    """The content of a ledger: attributes as of `Ledger`, and two fingerprints.
 
-    Attributes are as in `Ledger`, and the fingerprints of plan and private data; the
-    latter is not for release.
+    `data`, that of the private data, is not for release.
     """
 
     plan: str
@@ -217,13 +193,16 @@ class Ledger(LockedLines):
             number of steps, or cannot be read or written.
           DataError: a line is damaged, or fewer steps are paid than ran.
         """
-        header = {
-            "format": FORMAT,
-            "plan": plan_fingerprint,
-            "data": data_fingerprint,
-            "steps": int(steps),
-            "run": secrets.token_hex(16),
-        }
+        header = _json(
+            {
+                "format": FORMAT,
+                "plan": plan_fingerprint,
+                "data": data_fingerprint,
+                "steps": int(steps),
+                "run": secrets.token_hex(16),
+            }
+        )
+        wanted = _summary(Path(path), [header])
         super().__init__(path)
         try:
             found = _summary(self.path, self.lines)
@@ -231,15 +210,26 @@ class Ledger(LockedLines):
                 raise DataError(
                     self.path,
                     f"it pays for {found.steps_paid} steps, and a saved state is that "
-                    f"after {steps_taken}",
-                    "Lines of the ledger were lost: restore it from a backup",
+                    f"after {steps_taken}. Lines of the ledger were lost",
+                    "Restore it from a backup",
                 )
-            again = repeats and found.plan == plan_fingerprint
-            if found.steps_paid and not again:
-                _require_same(self.path, found, header)
-            else:
-                self.restart(_json(header))
-                found = _summary(self.path, [_json(header)])
+            if not found.steps_paid or (repeats and found.plan == plan_fingerprint):
+                with _explained(self.path):
+                    os.ftruncate(self._descriptor, 0)
+                self._size, found = 0, wanted
+                self.append(header)
+            # Fingerprints are not quoted: guesses at the data could be tested on them.
+            for what, was, now in (
+                ("the private data", found.data, wanted.data),
+                ("the number of steps", found.steps_allowed, wanted.steps_allowed),
+                ("the plan", found.plan, wanted.plan),
+            ):
+                if was != now:
+                    raise InputError(
+                        f"{self.path}: {what} changed, and {found.steps_paid} steps "
+                        "are paid. Restore data, spec and dp-accounting, or use "
+                        "another directory, whose cost adds up with this one's."
+                    )
         except BaseException:
             self.close()
             raise
@@ -263,14 +253,14 @@ class Ledger(LockedLines):
         if step >= allowed:
             raise InputError(
                 f"{self.path}: step {step} would overspend a plan of {allowed} steps. "
-                "Stop here, or train from the start by a plan of more steps."
+                "Stop here."
             )
         if 0 <= step < paid:
             return False
         if step != paid:
             raise InputError(
                 f"{self.path}: step {step} is not the next one, {paid}. Resume from "
-                "the checkpoint that belongs to this ledger."
+                "this ledger's checkpoint."
             )
         self.append(_json({"step": paid}))
         self.steps_paid += 1
@@ -286,11 +276,8 @@ def read_ledger(path: str | os.PathLike) -> LedgerSummary:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise DataError(
-            path,
-            f"cannot be read ({error.strerror})",
-            f"Give the {FILE_NAME} that training wrote",
-        ) from error
+        problem = f"cannot be read ({error.strerror})"
+        raise DataError(path, problem, f"Give a {FILE_NAME}") from error
     return _summary(Path(path), content.split(b"\n")[:-1])
 
 
@@ -307,7 +294,6 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _summary(path: Path, lines: Sequence[bytes]) -> LedgerSummary:
-    """Reads and checks all lines; damaged, missing or repeated ones are a DataError."""
     if not lines:  # its process was killed before it wrote the header
         return LedgerSummary("", "", 0, 0, "")
     try:
@@ -326,18 +312,3 @@ def _summary(path: Path, lines: Sequence[bytes]) -> LedgerSummary:
                 path, f"the line is not that of step {number}", _RESTORE, number + 2
             )
     return LedgerSummary(plan, data, steps, len(lines) - 1, run)
-
-
-def _require_same(path: Path, found: LedgerSummary, wanted: Mapping[str, Any]) -> None:
-    # Fingerprints are not quoted: guesses at the data could be tested on them.
-    for what, there, now in (
-        ("the private data", found.data, wanted["data"]),
-        ("the number of steps", found.steps_allowed, wanted["steps"]),
-        ("the plan", found.plan, wanted["plan"]),
-    ):
-        if there != now:
-            raise InputError(
-                f"{path}: {what} changed, and {found.steps_paid} steps are paid. "
-                "Restore data, spec and dp-accounting, or begin a run in another "
-                "directory, whose cost adds up with this one's."
-            )

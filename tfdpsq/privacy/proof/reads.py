@@ -29,9 +29,7 @@ class PrivateReads:
       strict: whether a private read is refused instead of recorded.
     """
 
-    def __init__(
-        self, path: str | os.PathLike | None = None, strict: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike | None = None, strict: bool = False):
         """Reads the list of a file, if there is one.
 
         Args:
@@ -68,8 +66,7 @@ class PrivateReads:
         if self.strict:
             raise InputError(
                 f"strict mode refuses a read of private data outside the budget: "
-                f"{what} (where: {where}). Leave it out, or turn strict off: the "
-                "certificate then lists it as not covered."
+                f"{what} (where: {where}). Leave it out, or turn strict off."
             )
         entry = {"what": what, "where": where}
         if entry not in self._warned:
@@ -85,18 +82,16 @@ class PrivateReads:
 
 def _share(path: Path, entry: dict[str, str] | None) -> list[dict[str, str]]:
     """Returns a file's entries, after adding one that is new among them."""
+    entries: list[dict[str, str]] = []
     with LockedLines(path, wait=True) as file:
-        entries = [_parsed(path, n, line) for n, line in enumerate(file.lines, 1)]
+        for number, line in enumerate(file.lines, 1):
+            try:
+                content = parse_json(line)
+                entries.append({"what": content["what"], "where": content["where"]})
+            except (ValueError, TypeError, KeyError) as error:
+                problem, remedy = "the line is not an entry", "Restore a backup"
+                raise DataError(path, problem, remedy, number) from error
         if entry is not None and entry not in entries:
             file.append(json.dumps(entry, sort_keys=True).encode())
             entries.append(entry)
     return entries
-
-
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, str]:
-    try:
-        entry = parse_json(line)
-        return {"what": entry["what"], "where": entry["where"]}
-    except (ValueError, TypeError, KeyError) as error:
-        remedy = "Restore the file from a backup"
-        raise DataError(path, "the line is not an entry", remedy, number) from error

@@ -101,9 +101,8 @@ def check_data(
         with pipeline_checks.of_stage("direct"):
             units = private_training.Units(source.count, None, True)
             stage = _direct_stage(config, epsilon)
-            usable = direct_training.usable(stage, devices)
             name = f"retriever_direct_{layout.epsilon_row(epsilon)}"
-            plans[name] = direct_training.plan_on(stage, units, usable)
+            plans[name] = direct_training.plan_on(stage, units, devices)
     if config.embeddings:
         plans.update(_check_embeddings(config))
     return plans

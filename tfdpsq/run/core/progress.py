@@ -70,7 +70,6 @@ class Progress:
         tokens: float = 0,
         save_every: int = 0,
         epsilon: Callable[[int], float] | None = None,
-        steps_per_loop: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Starts the bar.
@@ -79,8 +78,7 @@ class Progress:
         `measured` says whether to show and keep losses and times; else steps and ε
         alone. `examples` and `tokens` are expected numbers per step, padding included.
         `save_every` is the number of steps between two saved states, 0 where none is
-        saved; `steps_per_loop` is the number taken at once, reported one by one
-        afterwards, each with an equal share of the call's time.
+        saved.
 
         Raises:
           InputError: points or curve could not be written.
@@ -102,9 +100,6 @@ class Progress:
         self._every = max(1, steps // _POINTS)
         self._save_every = save_every
         self._times: collections.deque[float] = collections.deque(maxlen=_STEPS_TIMED)
-        # Times of the steps of the loop that is being reported.
-        self._loop: list[float] = []
-        self._steps_per_loop = steps_per_loop
         self._sum, self._count = 0.0, 0
         self._clock = clock
         self._started = self._pointed = self._stepped = clock()
@@ -121,11 +116,7 @@ class Progress:
         if self._before is None:
             self._begin(step, now)
         else:  # the first step of a process includes tracing, so it is not timed
-            self._loop.append(now - self._stepped)
-        if len(self._loop) == self._steps_per_loop:
-            mean = sum(self._loop) / len(self._loop)
-            self._times.extend([mean] * len(self._loop))
-            self._loop.clear()
+            self._times.append(now - self._stepped)
         self._step, self._stepped = step, now
         self._bar.update(step - self._bar.n)
         self._sum += loss

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import releases, workdir
@@ -279,5 +279,5 @@ def _runs_of(found: Found) -> list[budget.Run]:
         )
     runs: list[budget.Run] = []
     for digest, certificate in found.certificates.items():
-        runs += verification.verified_runs(certificate, found.places[digest][0])
+        runs += certificates.verified_runs(certificate, found.places[digest][0])
     return runs

@@ -371,6 +371,9 @@ def write_stage(
 
     `wanted` has the config and the fingerprints of the inputs, as JSON values.
     """
+    path, mark = directory / certificates.FILE_NAME, {}
+    if path.is_file():
+        mark = {certificates.MARK: certificates.load_certificate(path)["digest"]}
     stage = {
         **wanted,
         "fingerprint": _fingerprint(wanted),
@@ -379,7 +382,7 @@ def write_stage(
         "run": secrets.token_hex(8),
         "result": plain(result or {}),
         **made_by(),
-        **certificates.digest_beside(directory),
+        **mark,
     }
     files.write_json(directory / STAGE_FILE, stage)
     return stage

@@ -61,12 +61,10 @@ class Devices:
 
     Attributes:
       strategy: gives the scope; `None` for none.
-      steps_per_loop: steps of private training taken, and paid for, at once.
       notice: notes signals to end.
     """
 
     strategy: tf.distribute.Strategy | None = None
-    steps_per_loop: int = 1
     notice: Notice = dataclasses.field(default_factory=Notice)
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -91,13 +89,6 @@ class Devices:
         """True if there are other processes."""
         with self.scope():
             return workers.several()
-
-    def require_single_steps(self, why: str) -> None:
-        """Refuses loops of several steps; `why` says why the steps are single."""
-        if self.steps_per_loop > 1:
-            raise validation.InputError(
-                f"steps_per_loop is {self.steps_per_loop}, but {why}. Set it to 1."
-            )
 
     def require_share(self, rows: int, name: str = "batch_size") -> None:
         """Refuses `rows`, the setting `name`, that the replicas do not divide."""
@@ -154,9 +145,6 @@ def define_flags() -> Callable[[], dict[str, Any]]:
         "replicas": flags.DEFINE_integer(
             "replicas", 0, "For --strategy=mirrored: number of devices; 0 for all GPUs."
         ),
-        "steps_per_loop": flags.DEFINE_integer(
-            "steps_per_loop", 1, "Steps of private training taken at once."
-        ),
     }
 
     def values() -> dict[str, Any]:
@@ -175,7 +163,6 @@ def opened(
     kind: str = "default",
     tpu: str = "",
     replicas: int = 0,
-    steps_per_loop: int = 1,
     offered: tuple[str, ...] = STRATEGIES,
 ) -> Iterator[Devices]:
     """Opens devices before TensorFlow runs anything, and shuts them down at the end.
@@ -205,17 +192,16 @@ def opened(
                 f"{name} is {value!r}, which applies to strategy {whose!r} only, but "
                 f"strategy is {kind!r}. Leave it out, or set strategy to {whose!r}."
             )
-    validation.positive_integer("steps_per_loop", steps_per_loop)
     if kind == "tpu":
         with tpus.opened(tpu) as strategy:
-            yield Devices(strategy, steps_per_loop)
+            yield Devices(strategy)
         return
     strategy = None
     if kind == "mirrored":
         strategy = _mirrored(replicas)
     elif kind == "multiworker":
         strategy = clusters.opened()
-    yield Devices(strategy, steps_per_loop)
+    yield Devices(strategy)
 
 
 def run(
@@ -238,24 +224,11 @@ def run(
         return
     try:
         _run_with_others(stage, config, directory, devices)
-    except _losses() as error:
+    except workers.lost() as error:
         raise LostWorker(
             "another worker ended, or cannot be reached any more "
             f"({clusters.first_line(error)}). Look for its own error"
         ) from error
-
-
-def _losses() -> tuple[type[Exception], ...]:
-    """Returns the errors of a collective when another worker is gone."""
-    return (
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.FailedPreconditionError,
-        tf.errors.InternalError,
-        tf.errors.UnavailableError,
-        tf.errors.UnknownError,
-    )
 
 
 def _run_with_others(

@@ -16,7 +16,8 @@ import ml_collections
 from absl import logging
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, verification
+from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.certificate import verified_runs
 from tfdpsq.run.core import settings, sources
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training
@@ -88,7 +89,7 @@ def make_plan(
     if context.histogram is None:
         return privacy.make_plan(spec)
     name = f"the certificate of the histogram {config.histogram}"
-    earlier = verification.verified_runs(context.histogram, name)
+    earlier = verified_runs(context.histogram, name)
     return budget.plan_within(spec, earlier)
 
 
@@ -114,9 +115,7 @@ def planned_runs(
     parent, disjoint = earlier_of(config, context)
     place = config.init if config.continues else config.get("histogram")
     earlier = (
-        []
-        if parent is None
-        else verification.verified_runs(parent, f"the certificate of {place}")
+        [] if parent is None else verified_runs(parent, f"the certificate of {place}")
     )
     pairs, name = context.inputs["pairs"], os.path.basename(context.run_dir)
     own = budget.follow(plan, plan.spec.steps, pairs, earlier, disjoint)

@@ -105,25 +105,8 @@ def _require_derived(config: ml_collections.ConfigDict) -> None:
     hard_negatives.require_unit(mined, config.unit)
 
 
-def usable(
-    config: ml_collections.ConfigDict, devices: strategy.Devices
-) -> strategy.Devices:
-    """Returns the part of a job's devices that the method can use.
-
-    Returns:
-      The same, with one step per loop where the method takes no loops.
-    """
-    if config.method in ("naive", "microbatch"):
-        return devices
-    return dataclasses.replace(devices, steps_per_loop=1)
-
-
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
     """Refuses devices that the method cannot use."""
-    if method == "public_negatives":
-        devices.require_single_steps(
-            f"method {method!r} takes one step at a time: negatives are new in each"
-        )
     if method != "naive":  # its rows are dealt one by one, whatever their number
         devices.require_share(batch_size)
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.privacy import optimizers, workers
+from tfdpsq.privacy.batches import require_same_rows
 from tfdpsq.retriever.training import require_enough
 from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
@@ -51,7 +52,6 @@ def train(
     """
     devices = context.devices
     devices.require_share(config.batch_size)
-    devices.require_single_steps("method 'plain' takes one step at a time")
     check_rows(
         config.rows_at_a_time,
         config.batch_size // devices.replicas,
@@ -85,7 +85,7 @@ def train(
                 **training_settings.optimizer_options(config),
             )
             for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
-                workers.require_same_rows([batch])
+                require_same_rows(batch)
                 progress(done, step(batch))
                 if any(workers.any_of(asked())) and done < config.steps:
                     raise privacy.Preempted(done)

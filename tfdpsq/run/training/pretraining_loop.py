@@ -29,6 +29,7 @@ from tfdpsq.generator import T5QueryGenerator, pretraining
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.privacy import workers
+from tfdpsq.privacy.batches import require_same_rows
 from tfdpsq.retriever.losses import Embeddings, batch_losses
 from tfdpsq.run.core import workdir
 from tfdpsq.run.core.progress import Progress
@@ -93,7 +94,7 @@ def train(
         before = record["hours"]
         for done in range(start + 1, config.steps + 1):
             batch = batches(done - 1)
-            workers.require_same_rows([batch])
+            require_same_rows(batch)
             losses = step(batch)
             for name, value in losses.items():
                 sums[name] = sums.get(name, 0.0) + value

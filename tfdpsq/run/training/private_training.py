@@ -23,9 +23,9 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import batches, checkpoint, optimizers, workers
 from tfdpsq.privacy import plan as plans
-from tfdpsq.privacy.loop import digest_of_weights
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.privacy.randomness import secure
+from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
@@ -369,7 +369,6 @@ def train(
                 take,
                 microbatch_size,
                 units=units.count if units.groups is None else units.groups,
-                steps_per_loop=devices.steps_per_loop,
                 on_step=told,
                 **options,
             )
@@ -423,7 +422,6 @@ def progress_of(
     tokens: int,
     save_every: int,
     strict: bool,
-    steps_per_loop: int = 1,
 ) -> Progress:
     """Returns the bar and log of a run, without what strict mode leaves out.
 
@@ -436,7 +434,6 @@ def progress_of(
         examples=batch_size,
         tokens=batch_size * tokens,
         save_every=save_every,
-        steps_per_loop=steps_per_loop,
     )
 
 
