@@ -15,6 +15,7 @@ from tfdpsq.privacy import (
     calibrate_noise_multiplier,
     make_logical_step,
     train,
+    training,
 )
 
 _plan = functools.partial(plans.plan, num_units=12, batch_size=4, steps=2)
@@ -94,3 +95,13 @@ def test_epsilon_that_no_noise_reaches_is_refused():
 def test_little_noise_is_found_for_a_large_epsilon():
     sigma = calibrate_noise_multiplier(290.0, 1e-2, 1e-6, 1, "rdp")
     assert 0 < sigma < 0.05
+
+
+@pytest.mark.parametrize("level, warned", [("0", True), ("2", False)])
+def test_train_warns_where_tensorflow_may_log_rows(monkeypatch, caplog, level, warned):
+    """An operation that refuses a value logs values of its whole batch."""
+    layer = _layer()
+    monkeypatch.setattr(training, "LOG_LEVEL", level)
+    with caplog.at_level("WARNING"), pytest.raises(InputError, match="units is"):
+        _train(_plan(), layer, [layer.kernel], lambda rows: {}, units="twelve")
+    assert ("TF_CPP_MIN_LOG_LEVEL" in caplog.text) == warned
