@@ -1,6 +1,7 @@
 """Verification recomputes a certificate's numbers from the few that decide them."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -134,6 +135,10 @@ def test_rounding_of_another_machine_is_taken_and_no_more():
         names = ("guarantee.epsilon", "accounting.epsilon_pld")
         edited = _edited(true, *((name, _times(share)) for name in names))
         assert (verify_certificate(edited).problems == ()) is verifies
+    # RDP has no such rounding.
+    true = plans.certificate(make_plan(dataclasses.replace(spec, accountant="rdp")))
+    edited = _edited(true, ("guarantee.epsilon", _times(1 - 1e-5)))
+    assert verify_certificate(edited).problems
 
 
 def test_ledger_tells_how_many_steps_were_paid(tmp_path):

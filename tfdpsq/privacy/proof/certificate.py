@@ -379,11 +379,15 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     accounts = expected["accounting"]
     # PLD rounds differently on other machines, by a share of δ; ε differs by no more.
     rounding = accounting.pld_rounding(accounts["releases_counted"])
-    lower = _TOLERANCE + min(rounding / expected["guarantee"]["delta"], 1e-2)
+    by_pld = _TOLERANCE + min(rounding / expected["guarantee"]["delta"], 1e-2)
+    by_rdp = {"accounting.epsilon_rdp"}
+    if own.plan.spec.accountant == "rdp":
+        by_rdp |= {"guarantee.epsilon", "continuation.epsilon_of_this_run"}
     entries = dict(_entries(certificate))
     for path, value in _entries(expected):
         found = entries.get(path)
         spent = path.rpartition(".")[2].startswith("epsilon")
+        lower = _TOLERANCE if path in by_rdp else by_pld
         if not _agree(found, value, *((lower, _HIGHER) if spent else (1e-9, 1e-9))):
             problems.append(
                 f"{path} is {validation.shown(found)}, but what was run gives "
