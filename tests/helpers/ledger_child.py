@@ -24,8 +24,7 @@ _package = types.ModuleType("tfdpsq.privacy")
 _package.__path__ = [str(ROOT / "tfdpsq" / "privacy")]
 sys.modules["tfdpsq.privacy"] = _package
 
-from tfdpsq.privacy.proof.ledger import Ledger  # noqa: E402
-from tfdpsq.privacy.proof.reads import PrivateReads  # noqa: E402
+from tfdpsq.privacy.proof.ledger import Ledger, PrivateReads  # noqa: E402
 
 PLAN, DATA = "plan " * 10, "data " * 10
 

@@ -35,8 +35,8 @@ The norm of a tied embedding leaves out the product of its lookups and its logit
 
 A token that a text holds twice counts as two different rows of the embedding.
 @ privacy/fast/gradient_norms.py privacy/test_fast.py
-- use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :], dtype
-+ tf.eye(tf.shape(use.ids)[1], dtype=tf.bool)[tf.newaxis], dtype
+- use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :]
++ tf.eye(tf.shape(use.ids)[1], dtype=tf.bool)[tf.newaxis]
 
 An embedding tied to the logits is clipped by its lookups alone.
 @ privacy/fast/rules.py privacy/test_fast.py
@@ -469,7 +469,7 @@ A step that is repeated after a kill is paid for twice.
 
 The ledger takes more steps than its plan has.
 @ privacy/proof/ledger.py privacy/test_ledger.py
--         if step >= allowed:
+-         if step >= self.steps_allowed:
 +         if False:
 
 A ledger goes on with other private data than it was opened for.
@@ -595,7 +595,7 @@ The exact number of private queries is published without a declaration.
 +     if not n_bound:
 
 Strict mode allows reads of private data that no ε covers.
-@ privacy/proof/reads.py privacy/test_reads.py
+@ privacy/proof/ledger.py privacy/test_reads.py
 -         if self.strict:
 +         if False:
 

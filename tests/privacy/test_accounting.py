@@ -28,12 +28,12 @@ def _gaussian_delta(sensitivity, epsilon):
 def test_gaussian_epsilon_equals_the_closed_form(sigma, releases):
     """k Gaussian releases are one with deviation σ/√k."""
     delta = 1e-5
-    epsilon = accounting.epsilon_of(sigma, 1.0, releases, delta, "pld")
+    epsilon = accounting.composed_epsilon(((sigma, 1.0, releases),), delta, "pld")
     exact = _gaussian_delta(math.sqrt(releases) / sigma, epsilon)
     assert exact == pytest.approx(delta, rel=5e-3)
     assert exact <= delta
     # RDP is no exact accountant, but must be a true one.
-    by_rdp = accounting.epsilon_of(sigma, 1.0, releases, delta, "rdp")
+    by_rdp = accounting.composed_epsilon(((sigma, 1.0, releases),), delta, "rdp")
     assert epsilon < by_rdp < 1.15 * epsilon
 
 
@@ -59,6 +59,15 @@ def test_rounding_never_makes_epsilon_by_pld_too_small(sigma, releases, delta):
     assert _gaussian_delta(math.sqrt(releases) / sigma, by_rdp) <= delta
 
 
+def test_event_of_poisson_and_of_shuffled_batches():
+    one = dp_accounting.GaussianDpEvent(1.5)
+    shuffled = dp_accounting.SelfComposedDpEvent(one, 3)
+    assert accounting.training_event(1.5, 1.0, 3) == shuffled
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, one)
+    poisson = dp_accounting.SelfComposedDpEvent(sampled, 7)
+    assert accounting.training_event(1.5, 0.1, 7) == poisson
+
+
 def _sampled_delta(sigma, probability, epsilon):
     """The δ of one Poisson-sampled Gaussian release at ε, a unit removed."""
     excess = math.expm1(epsilon) / probability  # of the likelihood ratio above 1
@@ -73,7 +82,7 @@ def _sampled_delta(sigma, probability, epsilon):
 @pytest.mark.parametrize("delta", [1e-16, 1e-12, 1e-9])
 def test_rounding_never_makes_epsilon_by_rdp_too_small(sigma, probability, delta):
     """dp-accounting computes a divergence of 1e-15 as 0: ε was 0 for any steps."""
-    epsilon = accounting.epsilon_of(sigma, probability, 1, delta, "rdp")
+    epsilon = accounting.composed_epsilon(((sigma, probability, 1),), delta, "rdp")
     assert _sampled_delta(sigma, probability, epsilon) <= delta
 
 

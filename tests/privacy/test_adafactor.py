@@ -30,12 +30,12 @@ _FACTORED = {
 def _oracle(start, gradients, dims, rates, **options):
     """Yields the weight after each step, in float64, by sums over whole arrays."""
     taken = {
-        **dict(scaled=True, beta1=None, decay_rate=0.8, clipping=1.0, decay=None),
+        **dict(scaled=True, decay_rate=0.8, clipping=1.0),
         **dict(epsilon1=1e-30, epsilon2=1e-3),
         **options,
     }
     weight = np.array(start, np.float64)
-    rows = columns = moment = momentum = 0.0
+    rows = columns = moment = 0.0
     for step, (gradient, rate) in enumerate(zip(gradients, rates)):
         t = step + 1
         beta = 1 - t ** -taken["decay_rate"]
@@ -55,10 +55,7 @@ def _oracle(start, gradients, dims, rates, **options):
             )
         size = max(math.sqrt(np.mean(weight**2)), taken["epsilon2"])
         update = rate * update * (size if taken["scaled"] else 1.0)
-        if taken["beta1"] is not None:
-            momentum = taken["beta1"] * momentum + (1 - taken["beta1"]) * update
-            update = momentum
-        weight = (1 - (taken["decay"] or 0.0)) * weight - update
+        weight = weight - update
         yield weight
 
 
@@ -91,17 +88,10 @@ _OPTIONS = {
         {"multiply_by_parameter_scale": False, "clipping_threshold": None},
         {"scaled": False, "clipping": None},
     ),
-    "no momentum of 0, rates of decay": (
-        {"beta1": 0.0, "decay_rate": 0.5},
-        {"decay_rate": 0.5},
-    ),
+    "decay rate": ({"decay_rate": 0.5}, {"decay_rate": 0.5}),
     "epsilons, clipped": (
         {"epsilon1": 1e-2, "epsilon2": 3.0, "clipping_threshold": 0.3},
         {"epsilon1": 1e-2, "epsilon2": 3.0, "clipping": 0.3},
-    ),
-    "momentum and weight decay": (
-        {"beta1": 0.9, "weight_decay_rate": 0.1},
-        {"beta1": 0.9, "decay": 0.1},
     ),
 }
 
@@ -119,12 +109,10 @@ def test_a_step_is_that_of_the_formulas(options):
             )
 
 
-@pytest.mark.parametrize(
-    "least, factored, dims", [(6, True, (0, 1)), (7, True, None), (6, False, None)]
-)
-def test_what_is_factored_follows_the_settings(least, factored, dims):
+@pytest.mark.parametrize("least, dims", [(6, (0, 1)), (7, None)])
+def test_only_large_dimensions_are_factored(least, dims):
     start, gradients = _given([6, 9])
-    made = T5XAdafactor(0.3, factored=factored, min_dim_size_to_factor=least)
+    made = T5XAdafactor(0.3, min_dim_size_to_factor=least)
     *_, found = _steps(made, start, gradients)
     *_, wanted = _oracle(start, gradients, dims, [0.3] * 5)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
@@ -156,7 +144,7 @@ def test_slots_of_bfloat16_weights_are_float32():
 
 
 def test_its_config_makes_it_again():
-    changed = dict(learning_rate=0.25, factored=False, beta1=0.5, epsilon2=0.5)
+    changed = dict(learning_rate=0.25, decay_rate=0.5, epsilon2=0.5)
     made = T5XAdafactor(**changed)
     config = tf.keras.optimizers.serialize(made)
     again = tf.keras.optimizers.deserialize(config)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import traceback
 
 import numpy as np
@@ -53,11 +52,11 @@ def _not_for_xla(batch, layer):
     "losses, options, message",
     [
         (_only_eagerly, {}, "only eagerly"),
-        (_drawn_from_a_state, {}, "31 bits, .* cannot repeat them"),
+        (_drawn_from_a_state, {}, "resumed run cannot repeat"),
         (_not_for_xla, dict(jit_compile=True), "String.*Set it to False"),
         (lambda batch, layer: tf.round(linear(batch, layer)), {}, "no gradient"),
         (linear, dict(data=np.array([[1, 2, 3]] * 12, object)), "type object"),
-        (linear, dict(seed=5), "a directory, which keeps a secret one"),
+        (linear, dict(seed=5), "directory keeps a seed of its own"),
     ],
 )
 def test_nothing_is_paid_for_a_run_that_cannot_go_through(
@@ -107,10 +106,10 @@ def test_rows_that_are_drawn_when_they_are_taken_are_refused(tmp_path):
             off = 1e-5 * random.normal(size=[len(at), 3])
             return (rows[at] + off).astype(np.float32)
 
-    with pytest.raises(InputError, match="killed run could not repeat"):
+    with pytest.raises(InputError, match="for the same rows"):
         small_run(tmp_path, small_spec(), Drawn())
     assert unpaid(tmp_path)
-    with pytest.raises(InputError, match="killed run could not repeat"):
+    with pytest.raises(InputError, match="for the same rows"):
         small_run(None, small_spec(), Drawn())
 
 
@@ -132,8 +131,8 @@ def test_run_goes_on_with_what_its_paid_steps_were_made_with(tmp_path):
     assert small_run(tmp_path, spec, on_step=interrupted_at(1), **good) == 1
     for change, named in (
         (dict(rate=0.2), "the optimizer's settings changed since"),
-        (dict(engine="vectorized"), "engine changed .*'fast' then, 'vectorized' now"),
-        (dict(jit_compile=True), "jit_compile changed .*'False' then, 'True' now"),
+        (dict(engine="vectorized"), "engine changed .*'fast' to 'vectorized'"),
+        (dict(jit_compile=True), "jit_compile changed .*'False' to 'True'"),
         (dict(width=2), "the model's configuration changed since"),
         (dict(units=Groups.of(np.arange(12) % 6)), "units changed since"),
     ):
@@ -264,8 +263,7 @@ def test_a_worker_that_is_gone_is_not_taken_for_bad_data(monkeypatch, several):
     assert "4711" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_validation_data_are_not_quoted_and_may_be_corrected(tmp_path):
-    """They are read after steps that were paid for; those are not lost."""
+def test_validation_data_are_evaluated_before_a_step_and_not_quoted(tmp_path):
     plan = make_plan(small_spec(n_is_public=True, steps=4))
     ids, ones = np.ones([12, 1], np.int64), np.ones([12, 1], np.float32)
     bad = ids.copy()
@@ -279,15 +277,12 @@ def test_validation_data_are_not_quoted_and_may_be_corrected(tmp_path):
         private.fit(ids, ones, directory=tmp_path, validation_data=(validation, ones))
         return private.steps_executed
 
-    # Without a look at a value, before anything is paid.
-    with pytest.raises(InputError, match=r"\[11, 12\] rows"):
-        run(ids[1:])
-    assert not (tmp_path / "ledger.jsonl").exists()
-    with pytest.raises((InputError, tf.errors.OpError)) as caught:
+    with pytest.raises(
+        ValueError, match="validation_data could not be evaluated"
+    ) as caught:
         run(bad)
-    assert re.search("validation_data .*after step 2", str(caught.value))
     assert "4711" not in "".join(traceback.format_exception(caught.value))
-    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
+    assert not (tmp_path / "ledger.jsonl").exists()
     assert run(ids) == 4
 
 

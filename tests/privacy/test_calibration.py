@@ -11,7 +11,7 @@ import pytest
 from helpers import plans
 
 from tfdpsq.privacy import accounting, make_plan, verify_certificate
-from tfdpsq.privacy.accounting import calibrate_noise_multiplier, epsilon_of
+from tfdpsq.privacy.accounting import calibrate_noise_multiplier, composed_epsilon
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.validation import InputError
 
@@ -83,8 +83,21 @@ def test_noise_is_calibrated_for_the_delta_that_truncation_leaves():
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_extreme_targets_are_reached(epsilon, accountant):
     sigma = calibrate_noise_multiplier(epsilon, 1e-6, 1.0, 3, accountant)
-    assert epsilon_of(sigma, 1.0, 3, 1e-6, accountant) <= epsilon
-    assert epsilon_of(0.99 * sigma, 1.0, 3, 1e-6, accountant) > epsilon
+    assert composed_epsilon(((sigma, 1.0, 3),), 1e-6, accountant) <= epsilon
+    assert composed_epsilon(((0.99 * sigma, 1.0, 3),), 1e-6, accountant) > epsilon
+
+
+@pytest.mark.parametrize("low", [1.0, 0.0])
+def test_least_noise_is_found_where_epsilon_jumps(monkeypatch, low):
+    """No σ spends nearly the target, as the secant wants it: bisection goes on."""
+
+    def jumping(events, delta, accountant, rough=False):
+        ((sigma, _, _),) = events
+        return 5.0 if sigma < 2.0 else low
+
+    monkeypatch.setattr(accounting, "composed_epsilon", jumping)
+    search = calibrate_noise_multiplier.__wrapped__  # nothing false is cached
+    assert 2.0 <= search(3.0, 1e-5, 1.0, 1, "rdp") <= 2.0 * 1.001
 
 
 def test_unreachable_target_is_refused():
@@ -105,7 +118,7 @@ def test_delta_that_many_steps_round_away_is_refused():
     assert calibrate_noise_multiplier(*many, "rdp") < 3
     with pytest.raises(InputError, match="delta is 1e-13"):
         calibrate_noise_multiplier(*many, "pld")
-    delta = 1.5 * accounting.LEAST_DELTA_IN_ROUNDING * accounting.pld_rounding(30000)
+    delta = 1.5 * accounting.LEAST_DELTA_IN_ROUNDING * accounting.PLD_ROUNDING * 30000
     sigma = calibrate_noise_multiplier(2.0, delta, *many[2:], "pld")
     assert sigma < calibrate_noise_multiplier(2.0, delta, *many[2:], "rdp")
 

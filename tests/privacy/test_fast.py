@@ -200,7 +200,7 @@ def test_mixed_precision_takes_norms_and_sums_in_float32():
     fast.check(losses, [model], variables, 0.05)
 
 
-@pytest.mark.parametrize("width", [2, 1500])
+@pytest.mark.parametrize("width", [2, 2500])
 def test_mixed_precision_counts_beyond_what_bfloat16_can(width):
     """601 positions of ones: bfloat16 has no such number, and its sums stop at 256.
 
@@ -223,21 +223,61 @@ def test_mixed_precision_counts_beyond_what_bfloat16_can(width):
         np.testing.assert_array_equal(total, 2 * 601 * np.ones(total.shape))
 
 
+class _LookedUpAndScaled(layers.Layer):
+    """An embedding whose weight is also the scale of an elementwise product."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = (
+            layers.Embedding(4, 5),
+            layers.LayerNormalization([1, 2]),
+        )
+
+    def build(self, shape):
+        self.embed.build(None)
+        self.norm.build([None, 4, 5])
+        self.norm.gamma = self.embed.embeddings
+        self.norm._trainable_weights = [self.norm.beta]
+
+    def call(self, x):
+        ids = tf.cast(tf.abs(2 * x[..., 0]), tf.int32) % 4  # some ids twice
+        return self.embed(ids) + self.norm(x)
+
+
 @pytest.mark.parametrize(
     "layer, shape",
     [
         (layers.Conv2D(3, 2, dilation_rate=2, padding="same"), [6, 5, 2]),
         # No product along the last axes, though its shapes are those of one.
         (layers.EinsumDense("abc,cd->adb", [5, 5]), [5, 3]),
+        (_LookedUpAndScaled(), [4, 5]),
+        (layers.LayerNormalization(scale=False), [4, 5]),
+        (layers.LayerNormalization(center=False), [4, 5]),
+        (layers.GroupNormalization(2, scale=False), [3, 4]),
+        (layers.GroupNormalization(2, center=False), [3, 4]),
+        (layers.Dense(1300), [3, 1100]),  # Gram matrices in panels of 1,024 columns
     ],
-    ids=["dilated", "permuted"],
+    ids=lambda given: getattr(given, "name", None),
 )
 def test_each_weight_meets_the_inputs_that_its_layer_reads(layer, shape):
     model, x = _of([keras.Input(shape), layer], *shape)
     found, rows = oracle.run(model, x), _by_row(model, x)
     np.testing.assert_allclose(found.norms, oracle.norms(rows), rtol=1e-5)
     for summed, each in zip(found.sums, rows):
-        np.testing.assert_allclose(summed, each.sum(0), rtol=1e-4, atol=1e-5)
+        scale = np.abs(each).max()
+        np.testing.assert_allclose(summed, each.sum(0), rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("layer", [layers.Conv2D(3, 2), layers.DepthwiseConv2D(2)])
+def test_a_frozen_kernel_needs_no_gradient_of_its_own(layer):
+    model, x = _of([layers.Conv2D(2, 1), layer, layers.Flatten()], 4, 4, 2)
+    trained = [*model.layers[0].trainable_variables, layer.bias]
+    found, rows = oracle.run(model, x, trained), _by_row(model, x)
+    rows = [rows[0], rows[1], rows[3]]  # rows[2] is the kernel's
+    np.testing.assert_allclose(found.norms, oracle.norms(rows), rtol=1e-5)
+    for summed, each in zip(found.sums, rows):
+        scale = np.abs(each).max()
+        np.testing.assert_allclose(summed, each.sum(0), rtol=1e-4, atol=1e-5 * scale)
 
 
 class _Again(layers.Layer):
@@ -310,8 +350,8 @@ def test_a_wrong_rule_is_found():
     class _Odd(layers.Dense):
         pass
 
-    def rule(record, layer, inputs, share=1.0, factor=1.0):
-        output = factor * (inputs @ record.read(layer.kernel))
+    def rule(record, layer, inputs, share=1.0):
+        output = inputs @ record.read(layer.kernel)
         record.outer(layer.kernel, share * inputs, output)
         return output
 
@@ -328,9 +368,6 @@ def test_a_wrong_rule_is_found():
     fast.check(*arguments)
     fast.register_rule(_Odd, lambda *a: rule(*a, share=1.01))
     with pytest.raises(ValueError, match="'odd' is used where.*off by 0.0"):
-        fast.check(*arguments)
-    fast.register_rule(_Odd, lambda *a: rule(*a, factor=1.01))
-    with pytest.raises(ValueError, match="'odd' computes another output"):
         fast.check(*arguments)
 
 

@@ -95,6 +95,16 @@ def test_time_without_a_static_length_is_refused():
         clipped(tf.ones([ROWS, 4, 3]))
 
 
+@pytest.mark.parametrize("kind", ["RaggedTensor", "SparseTensor"])
+def test_ragged_and_sparse_inputs_are_refused(kind):
+    layer, x = layers.Dense(2, name="first"), tf.ones([ROWS, 3])
+    layer.build(x.shape)
+    ragged = kind == "RaggedTensor"
+    given = tf.RaggedTensor.from_tensor(x) if ragged else tf.sparse.from_dense(x)
+    with pytest.raises(fast.UncoveredError, match=f"'first' got a {kind}; make it"):
+        fast.clipped_sum(lambda: layer(given), [layer], layer.trainable_weights, 1.0)
+
+
 class _Outside(layers.Layer):
     """Reads a layer's kernel without calling the layer."""
 
@@ -166,7 +176,7 @@ def test_inputs_that_only_look_like_the_examples_are_refused_by_train():
     def losses(batch):
         return tf.reduce_sum(batch["x"] * embed(tf.range(4)), [1, 2])
 
-    with pytest.raises(validation.InputError, match="leaving out some rows moves"):
+    with pytest.raises(validation.InputError, match="leaving out rows moves"):
         privacy.train(
             plans.plan(num_units=16, batch_size=4, steps=1),
             losses,
@@ -189,3 +199,13 @@ def test_a_layer_inside_a_tf_function_of_the_model_is_refused():
     traced(x)  # its graph was made before any rule could take part
     with pytest.raises(ValueError, match="'inside' is used where its layer's rule"):
         fast.clipped_sum(lambda: traced(x), [dense], dense.trainable_variables, 1.0)
+
+
+def test_weights_that_the_losses_do_not_use_or_no_layer_holds_are_named():
+    layer, x = layers.Dense(1), tf.ones([ROWS, 3])
+    layer.build(x.shape)
+    stray = tf.Variable(2.0, name="stray")
+    with pytest.raises(validation.InputError, match="depend on none of the variables"):
+        fast.clipped_sum(lambda: layer(x)[:, 0], [layer], [stray], 1.0)
+    with pytest.raises(fast.UncoveredError, match="'stray:0' belongs to none"):
+        fast.clipped_sum(lambda: stray * layer(x)[:, 0], [layer], [stray], 1.0)

@@ -115,7 +115,7 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm():
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(4, "6 losses, which do not make units of rows_per_unit = 4"), (0, "is 0; it")],
+    [(4, "6 losses make no whole units of rows_per_unit = 4"), (0, "is 0; it")],
 )
 def test_rows_that_make_no_whole_units_are_refused(size, message):
     model, _, x = oracle.made("dense")

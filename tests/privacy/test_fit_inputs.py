@@ -44,7 +44,7 @@ def _private(loss="mse", **options):
         (dict(directory="gs://bucket/run"), "'gs://bucket/run'"),
         (dict(x=3.0), "fit got a float of shape ()"),
         (dict(y={"a": _Y}), "fit got a dict of shape ()"),
-        (dict(groups=[1] * ROWS), "Give Groups.of(labels)"),
+        (dict(groups=[1] * ROWS), "Groups.of(labels)"),
     ],
 )
 def test_arguments_that_fit_cannot_take_are_named(
@@ -62,11 +62,11 @@ def test_arguments_that_fit_cannot_take_are_named(
     "x, y, message",
     [
         (_X[:, :3], _Y, r"expected shape=\(None, 4\)"),
-        (np.where(_X > 9, 1, None), _Y, "of object, but .* Give arrays of numbers"),
+        (np.where(_X > 9, 1, None), _Y, "of object. Give arrays of numbers"),
         (_X[:, :0], _Y, r"of shape \(40, 0\)"),
         (np.full_like(_X, np.nan), _Y, "tried, 0 had a finite loss"),
         (_X, np.ones([len(_X), 3, 2]), "Dimensions must be equal|could not|row"),
-        (_X, _Y.astype(str), "refused a value of the rows"),
+        (_X, _Y.astype(str), "refused a value"),
     ],
 )
 def test_rows_that_the_model_does_not_take_spend_nothing(x, y, message):
@@ -83,7 +83,7 @@ def test_a_model_of_two_outputs_and_hidden_nan_values_are_refused():
     hidden = tf.keras.layers.Dense(3, "relu")(inputs)
     output = tf.keras.layers.Dense(1)(hidden)
     for outputs, x, said in (
-        ([output, hidden], _X, "has 2 outputs"),
+        ([output, hidden], _X, "has several outputs"),
         (output, spoilt, "gradient that is NaN or infinite"),
     ):
         private = _private()
@@ -95,7 +95,7 @@ def test_a_model_of_two_outputs_and_hidden_nan_values_are_refused():
 def test_seeds_are_kept_in_no_directory_that_is_released(tmp_path):
     place = tmp_path / "release" / "model"
     private = _private()
-    with pytest.raises(ValueError, match="in a folder 'release', and would hold the s"):
+    with pytest.raises(ValueError, match="would release the noise's seeds"):
         private.fit(_X, _Y, directory=place)
     assert not place.exists() and private.steps_executed == 0
 
@@ -121,7 +121,7 @@ def test_one_row_that_the_loss_refuses_is_found_before_a_step_is_paid(
     )
     plan = plan_of(num_units=2000, batch_size=500, steps=4)
     private = compiled(model, plan, "sgd")
-    with pytest.raises(ValueError, match="could not be computed"):
+    with pytest.raises(ValueError, match="before the first step.*failed"):
         private.fit(x, y, directory=tmp_path / "run")
     assert private.steps_executed == 0
     ledger = tmp_path / "run" / FILE_NAME

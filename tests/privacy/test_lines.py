@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
-from tfdpsq.privacy.proof.reads import PrivateReads
+from tfdpsq.privacy.proof.ledger import Ledger, PrivateReads, read_ledger
 from tfdpsq.validation import InputError
 
 PLAN, DATA = "plan " * 10, "data " * 10  # As in ledger_child.py.

@@ -3,7 +3,6 @@
 import functools
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +16,7 @@ from tfdpsq.privacy import (
     train,
     training,
 )
+from tfdpsq.privacy.batches import require_microbatches
 
 _plan = functools.partial(plans.plan, num_units=12, batch_size=4, steps=2)
 
@@ -32,7 +32,7 @@ def _layer():
     [
         (2, {"engine": "rowwise"}, "one unit at a time"),
         (2, {"layers": []}, "needs layers"),
-        (5, {}, "a multiple of microbatch_size 5"),
+        (5, {}, "a multiple of 5"),
         (0, {}, "microbatch_size"),
         (2, {"engine": "slow"}, "engine"),
     ],
@@ -65,6 +65,12 @@ def _train(plan, layer, variables, take, **options):
     )
 
 
+def test_more_replicas_than_microbatches_are_refused():
+    assert require_microbatches(9, 4, 3) == 3
+    with pytest.raises(InputError, match="makes 3 microbatches for 4 replicas"):
+        require_microbatches(9, 4, 4)
+
+
 def test_nothing_to_train_is_refused():
     with pytest.raises(InputError, match="no gradient|not depend"):
         _train(_plan(), _layer(), [], lambda rows: {"x": np.ones([len(rows), 3])})
@@ -79,11 +85,6 @@ def test_rows_that_take_leaves_out_are_noticed_without_epsilon_too():
 
     with pytest.raises(InputError, match="take returned 3 rows"):
         _train(_plan(epsilon=math.inf), layer, [layer.kernel], take)
-
-
-def test_events_of_no_steps_and_of_no_privacy():
-    assert _plan().event(0) == dp_accounting.NoOpDpEvent()
-    assert _plan(epsilon=math.inf).event(1) == dp_accounting.NonPrivateDpEvent()
 
 
 def test_epsilon_that_no_noise_reaches_is_refused():

@@ -125,7 +125,7 @@ def test_what_cannot_be_private_is_refused_before_a_step():
     )
     refused("Give arrays", data=(iter([x]), y))
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-    refused("the plan's sampler must", data=(dataset, y))
+    refused("fit got a", data=(dataset, y))
     refused("fit got no targets", data=(x,))
     refused("64.*63 rows|63, 64", data=(x, y[:63]))
     norm = tf.keras.Sequential(
@@ -139,12 +139,12 @@ def test_what_cannot_be_private_is_refused_before_a_step():
     regularised = tf.keras.Sequential(
         [tf.keras.layers.Dense(3, kernel_regularizer="l2", input_shape=(6,))]
     )
-    refused("losses of its own", model=regularised)
+    refused("adds losses", model=regularised)
     dropping = tf.keras.layers.GRU(4, recurrent_dropout=0.5)
     recurrent = tf.keras.Sequential(
         [tf.keras.layers.Reshape([3, 2], input_shape=(6,)), dropping]
     )
-    refused("in place of its dropout and recurrent_dropout", model=recurrent)
+    refused("replace its dropout and recurrent_dropout", model=recurrent)
 
 
 @pytest.mark.parametrize("name", ["whole.keras", "whole.h5"])

@@ -118,7 +118,7 @@ def test_an_engine_of_ones_own_trains(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"sensitivity_multiplier": 22.0}, "up to 12 rows.* by 23 clip norms"),
+        ({"sensitivity_multiplier": 22.0}, "one of 12 rows.* by 23 clip norms"),
         ({"unit": "user", "rows_per_unit": 2}, "clips 2 rows together"),
     ],
 )

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tfdpsq.privacy import Groups, PrivacySpec, make_plan
+from tfdpsq.privacy import plan as plans
+from tfdpsq.privacy.accounting import training_event
 from tfdpsq.privacy.randomness.sampling import (
     PoissonSampler,
     ShuffledSampler,
@@ -33,10 +35,7 @@ def test_poisson_batches_are_accounted_for_as_poisson_samples():
     assert isinstance(sampler, PoissonSampler)
     assert sampler.sampling_probability == plan.sampling_probability == 0.1
     assert sampler.max_batch_size == plan.max_batch_size == plan.max_rows
-    one = dp_accounting.PoissonSampledDpEvent(
-        0.1, dp_accounting.GaussianDpEvent(plan.noise_multiplier)
-    )
-    assert plan.event(7) == dp_accounting.SelfComposedDpEvent(one, 7)
+    assert plan.releases(7) == (0.1, 7)
 
 
 def test_shuffled_batches_cost_every_epoch_without_amplification():
@@ -44,10 +43,9 @@ def test_shuffled_batches_cost_every_epoch_without_amplification():
     sampler = plan.sampler(seed=1)
     assert isinstance(sampler, ShuffledSampler)
     assert sampler.max_batch_size == plan.max_batch_size == 6
-    gaussian = dp_accounting.GaussianDpEvent(plan.noise_multiplier)
     # 60 // 6 = 10 steps an epoch: 25 steps touch 3 epochs.
     for steps, epochs in ((1, 1), (10, 1), (11, 2), (20, 2), (25, 3)):
-        assert plan.event(steps) == dp_accounting.SelfComposedDpEvent(gaussian, epochs)
+        assert plan.releases(steps) == (1.0, epochs)
     assert plan.truncation_delta(25) == 0
     assert plan.epsilon(1) == plan.epsilon(10) < plan.epsilon(11)
     with pytest.raises(InputError, match="accountant is 'bogus'; choose one of"):
@@ -58,7 +56,7 @@ def test_shuffled_batches_cost_every_epoch_without_amplification():
 
 
 def test_unit_is_drawn_once_an_epoch_and_in_no_more_epochs_than_counted():
-    """The event rests on this: count a unit's batches, epoch by epoch and in all."""
+    """`releases` rests on this: count a unit's batches, epoch by epoch and in all."""
     plan = _plan(
         num_units=61, batch_size=7, **_SHUFFLED
     )  # 8 steps an epoch, 5 units left
@@ -68,7 +66,7 @@ def test_unit_is_drawn_once_an_epoch_and_in_no_more_epochs_than_counted():
         draw = sampler.draw(step)
         seen[step // 8, draw.indices[draw.weights > 0]] += 1
     assert seen.max() == 1
-    assert seen.sum(axis=0).max() <= plan.event(25).count == 4
+    assert seen.sum(axis=0).max() <= plan.releases(25)[1] == 4
 
 
 def test_a_plan_for_users_draws_users_and_rows_of_each():
@@ -92,11 +90,11 @@ def test_fewer_units_than_the_bound_are_sampled_with_its_probability():
 @pytest.mark.parametrize(
     "spec, options, message",
     [
-        ({}, dict(units=61), "is 60, a bound, but the data have more units"),
+        ({}, dict(units=61), "is 60, but the data have more units"),
         (dict(n_is_public=True), dict(units=59), "have 59 units"),
         ({}, dict(groups=_GROUPS), "unit is 'query'"),
-        (dict(unit="user"), {}, "groups None"),
-        (dict(unit="user", num_units=20), dict(groups=_GROUPS), "is 20, a bound"),
+        (dict(unit="user"), {}, "'user' needs Groups"),
+        (dict(unit="user", num_units=20), dict(groups=_GROUPS), "is 20, but"),
     ],
 )
 def test_data_that_do_not_fit_the_plan_are_refused(spec, options, message):
@@ -141,6 +139,14 @@ def test_every_field_that_decides_what_runs_changes_the_fingerprint():
     assert len(prints) == len(others) + 1
 
 
+def test_epsilon_by_rdp_that_verify_would_not_compute_is_refused(monkeypatch):
+    """Where δ is nearly q, an ε of 300 by PLD is above 500 by RDP."""
+    monkeypatch.setattr(plans, "LARGEST_EPSILON", 2.05)
+    assert _plan().epsilon(25) <= 2.0
+    with pytest.raises(InputError, match="epsilon is 2; .* 2.05 by RDP"):
+        _plan(accountant="pld")
+
+
 def test_noise_multiplier_has_six_digits_on_every_machine():
     sigma = _plan().noise_multiplier
     assert sigma == float(f"{sigma:.6g}")
@@ -156,7 +162,7 @@ def test_epsilon_is_at_the_delta_that_truncation_leaves():
 
     def by_library(steps, delta):
         book = dp_accounting.rdp.RdpAccountant()
-        book.compose(plan.event(steps))
+        book.compose(training_event(plan.noise_multiplier, 0.1, steps))
         return book.get_epsilon(delta)
 
     for steps in (1, 2):

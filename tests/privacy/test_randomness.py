@@ -160,7 +160,7 @@ def test_numbers_that_rows_share_are_refused(layer, engine, named):
     """A row more moves others to the next microbatch, and to its numbers."""
     with pytest.raises(InputError, match=named) as refused:
         wide_run(squared, [layer], engine)
-    assert "its own" in str(refused.value)
+    assert "rows as the first" in str(refused.value)
 
 
 def _by_a_constant(generator, rows):

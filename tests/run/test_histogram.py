@@ -251,7 +251,7 @@ def test_what_no_epsilon_would_cover_is_refused(base, tmp_path):
     assert made == read_certificate(counted) and made["guarantee"]["epsilon"] <= 0.4
     generator = str(base / "release" / "generator")
     for message, changes in {
-        "would be left after the earlier releases": {"epsilon": 1.0},
+        "earlier releases leave less than": {"epsilon": 1.0},
         "counts within a finite epsilon": {"epsilon": math.inf},
         "has no certificate of a finite": {"histogram": str(base / "public")},
         "was itself trained on private": {"init": generator},

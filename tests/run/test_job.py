@@ -116,13 +116,13 @@ def test_generators_certificate_follows_from_the_steps_that_ran(job):
     accounts, sampler = certificate["accounting"], certificate["sampler"]
     assert accounts["steps_executed"] == 3 and sampler["n"] == 60
     assert certificate["guarantee"]["delta"] == 1 / 120
-    spent = accounting.epsilon_of(
+    run = (
         certificate["mechanism"]["noise_multiplier"],
         sampler["expected_batch_size"] / sampler["n"],
         accounts["steps_executed"],
-        1 / 120 - accounts["delta_for_truncation"],
-        "rdp",
     )
+    left = 1 / 120 - accounts["delta_for_truncation"]
+    spent = accounting.composed_epsilon((run,), left, "rdp")
     continuation = certificate["continuation"]
     assert continuation["epsilon_of_this_run"] == pytest.approx(spent)
     counted = read_certificate(job.directory / "release" / "histogram_eps0.4")

@@ -8,7 +8,7 @@ from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
-from tfdpsq.privacy.proof import reads
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import similarity, text_features
@@ -130,7 +130,7 @@ def test_copies_of_training_queries_are_found_beside_the_control(base, measured)
 
 
 def test_both_splits_are_recorded_as_read(base, measured):
-    path = base / "measured" / "private" / reads.FILE_NAME
+    path = base / "measured" / "private" / READS_FILE_NAME
     recorded = [json.loads(line)["what"] for line in path.read_text().splitlines()]
     assert recorded == [
         "the queries and judgements of split 'test'",
@@ -185,4 +185,4 @@ def test_bad_settings_are_refused_before_anything_is_read(
     config.strict = strict
     with pytest.raises(InputError, match=message):
         evaluate.run(config, tmp_path / "private" / "evaluation")
-    assert not (tmp_path / "private" / reads.FILE_NAME).exists()
+    assert not (tmp_path / "private" / READS_FILE_NAME).exists()

@@ -150,7 +150,7 @@ def test_certificates_of_weights_and_of_pairs_are_inherited(base):
     # What is not looked at costs nothing.
     untrained = _train(base, "zero", pairs=pairs, init=str(base / "protected"), steps=0)
     assert untrained[1] == read_certificate(base / "protected")
-    with pytest.raises(InputError, match="epsilons would add up"):
+    with pytest.raises(InputError, match="which would add up"):
         _train(base, "two", pairs=pairs, init=str(base / "protected"))
     assert not (base / "two").exists()
 

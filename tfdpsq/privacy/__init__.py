@@ -9,25 +9,18 @@ if "tfdpsq.stack" not in sys.modules:  # which has looked for Keras 2
     from tfdpsq.keras_choice import keras2  # noqa: F401  or says what is missing
 
 if TYPE_CHECKING:
-    from tfdpsq.privacy.accounting import (
-        calibrate_noise_multiplier,
-        choose_max_batch_size,
-        epsilon_of,
-        truncation_delta,
-    )
+    from tfdpsq.privacy.accounting import calibrate_noise_multiplier, composed_epsilon
     from tfdpsq.privacy.checkpoint import discard as discard_state
     from tfdpsq.privacy.keys import RunKey
     from tfdpsq.privacy.model import PrivateModel
     from tfdpsq.privacy.plan import PrivacyPlan, make_plan
     from tfdpsq.privacy.proof.certificate import (
-        Verification,
         code_fingerprint,
         make_certificate,
         read_certificate,
         verify_certificate,
     )
-    from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
-    from tfdpsq.privacy.proof.reads import PrivateReads
+    from tfdpsq.privacy.proof.ledger import Ledger, PrivateReads, read_ledger
     from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
     from tfdpsq.privacy.spec import ENGINES, PrivacySpec
     from tfdpsq.privacy.step import make_logical_step
@@ -50,18 +43,15 @@ __all__ = [
     "PrivateModel",
     "PrivateReads",
     "RunKey",
-    "Verification",
     "calibrate_noise_multiplier",
-    "choose_max_batch_size",
     "code_fingerprint",
+    "composed_epsilon",
     "discard_state",
-    "epsilon_of",
     "make_certificate",
     "make_logical_step",
     "make_plan",
     "read_certificate",
     "read_ledger",
     "train",
-    "truncation_delta",
     "verify_certificate",
 ]

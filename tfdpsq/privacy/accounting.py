@@ -1,12 +1,12 @@
 r"""The cost of a run: its event, ε at δ by two accountants, and σ for an ε.
 
-Both mechanisms accounted for release, step by step, the sum of the clipped
-contributions of a batch plus N(0, (σΔ)²) noise, where Δ bounds by how much one unit
-moves the sum. They differ in how batches are drawn (`sampling`).
+Each step releases the sum of a batch's clipped contributions plus N(0, (σΔ)²) noise,
+where Δ bounds by how much one unit moves the sum. There are two ways to draw batches
+(`sampling`).
 
-**Truncated Poisson.** One logical step draws every unit independently with
-probability q and keeps at most M of those drawn, a uniformly random subset when
-there are more. Neighbours: one unit is added or removed.
+**Truncated Poisson.** A step draws every unit independently with probability q and
+keeps at most M of those drawn, a uniformly random subset when there are more.
+Neighbours: one unit is added or removed.
 
 The price of truncation. Let D and D' differ in one unit x that D has and D' lacks,
 n ≥ |D|. Show the observer, besides what is released, which of the *other* units each
@@ -24,17 +24,16 @@ et al. 2024, arXiv:2411.04205, whose argument by total variation pays (1 + e^ε)
 given the draws, the factor is not needed.) M is chosen so that τ is a thousandth
 of δ. A bound n in place of the number of units only raises τ; q is B over that bound.
 
-**Shuffled.** An epoch cuts a permutation of n places into n // B batches of exactly
-B units. Neighbours: one unit's rows are replaced by nothing and all places stay
-where they are (zero-out), for which n must be exact. The permutations do not depend
-on the data, so fix them (averaging over them cannot raise δ at ε, which is jointly
-convex). Within an epoch x is in at most one batch. Given what was released before,
-every other step has the same distribution with and without x and costs nothing:
-parallel composition. The one step that has x is a Gaussian mechanism with
-sensitivity Δ. T steps touch E = ⌈T / (n // B)⌉ epochs, so they cost what E Gaussian
-mechanisms cost, and no more. No amplification by sampling is claimed: that the
-observer does not know the permutation would lower ε, but not to the figure for
-Poisson batches, which Chua et al. 2024 show to be too low for shuffled ones.
+**Shuffled.** An epoch cuts a permutation of n places into n // B batches of B units.
+Neighbours: one unit's rows are replaced by nothing and all places stay (zero-out),
+for which n must be exact. Fix the permutations, which do not depend on the data
+(averaging over them cannot raise δ at ε, which is jointly convex). Within an epoch x
+is in at most one batch; given what was released before, every other step has one law
+with and without x and costs nothing (parallel composition). The step with x is a
+Gaussian mechanism with sensitivity Δ. T steps touch E = ⌈T / (n // B)⌉ epochs, so
+they cost at most what E Gaussian mechanisms cost. No amplification by sampling is
+claimed: that the observer does not know the permutation lowers ε, but not to the
+figure for Poisson batches, which Chua et al. 2024 show to be too low for shuffled ones.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.privacy.spec import ACCOUNTANTS
 
-# ε is flat around its best order: steps of 5 % lose less than 0.05 %. Every integer
-# above 64 would cost five times as much. Few orders do for a rough ε.
+# ε is flat around its best order: steps of 5 % above 64 lose less than 0.05 %, and take
+# a fifth of the time of every integer. Few orders do for a rough ε.
 _ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(11, 64),
@@ -58,18 +57,17 @@ _ORDERS = (
 )
 _ROUGH_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
 _ROUGH_INTERVAL = 10  # times `pld_interval`
-# Bound on PLD's rounding error in δ per release. dp-accounting takes the T-th power of
-# a Fourier transform in 64-bit floats, and errors grow as T does: at most 3.6e-16 T
-# against 80-bit floats in 30 cases (σ .4 to 50, q 1e-4 to 1, T 100 to a million). PLD
-# alone would understate ε where δ is of that size.
-_ROUNDING = 1e-15
+# Bound on PLD's rounding error in δ per release, without which it understates ε for a
+# small δ. dp-accounting takes the T-th power of a Fourier transform in 64-bit floats,
+# with errors of at most 3.6e-16 T against 80-bit floats in 30 cases (σ .4 to 50, q 1e-4
+# to 1, T 100 to a million).
+PLD_ROUNDING = 1e-15
 # Below this many times that error PLD's ε would differ by more than some thousandth
 # between machines; below _SMALL_DELTA, PLD may need more noise than RDP does.
 LEAST_DELTA_IN_ROUNDING, _SMALL_DELTA, _NOISE_OF_RDP = 100, 1e-10, 1.1
 # Bound on the error of order - 1 times a release's Rényi divergence. dp-accounting cuts
-# a series at e^-30, and takes the logarithm of a sum near 1: for a divergence of 1e-15
-# it finds 0, or less. At most 1.8e-13 too small against 40 digits in 704 cases (σ .4 to
-# 500, q 1e-8 to .9, orders 1.1 to 1033).
+# a series at e^-30, and takes logarithms near 1: at most 1.8e-13 too small against 40
+# digits in 704 cases (σ .4 to 500, q 1e-8 to .9, orders 1.1 to 1033).
 _RDP_ROUNDING = 1e-12
 # How far below its target a calibrated ε may stay, as a share of it.
 _TOLERANCE = 3e-3
@@ -79,58 +77,15 @@ _LARGEST_SIGMA = 1e6
 def training_event(
     noise_multiplier: float, sampling_probability: float, steps: int
 ) -> dp_accounting.DpEvent:
-    """The event of `steps` Poisson-subsampled Gaussian releases.
+    """The event of `steps` releases, each of which has a unit with probability q.
 
-    Args:
-      noise_multiplier: σ, the noise's deviation over the sum's sensitivity.
-      sampling_probability: q, each unit's chance to be in one release; with 1, as for
-        shuffled batches, it is the Gaussian mechanism itself.
-      steps: releases; for shuffled batches the number of epochs touched.
+    `noise_multiplier` is σ, the noise's deviation over the sum's sensitivity. Shuffled
+    batches have q = 1, and a release for every epoch touched.
     """
-    if steps == 0:
-        return dp_accounting.NoOpDpEvent()
     one: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
     if sampling_probability < 1:
         one = dp_accounting.PoissonSampledDpEvent(sampling_probability, one)
     return dp_accounting.SelfComposedDpEvent(one, steps)
-
-
-def pld_interval(noise_multiplier: float) -> float:
-    """The grid of privacy losses that PLD rounds to, upwards, in nats.
-
-    A release's losses are of the order of 1/σ², so the grid is that much coarser where
-    σ is small, or it would take 10⁵ points. Whatever the grid, ε stays a bound.
-    """
-    return 1e-4 * min(10.0, max(1.0, noise_multiplier**-2))
-
-
-def pld_rounding(releases: int) -> float:
-    """A bound on PLD's error in δ for this many releases; it can have either sign."""
-    return _ROUNDING * releases
-
-
-def epsilon_of(
-    noise_multiplier: float,
-    sampling_probability: float,
-    steps: int,
-    delta: float,
-    accountant: str,
-) -> float:
-    """ε at `delta`, *without* truncation's cost.
-
-    Args:
-      noise_multiplier: σ; see `training_event`, also for q and `steps`.
-      sampling_probability: q.
-      steps: releases.
-      delta: δ, or what truncation leaves of it.
-      accountant: "pld" or "rdp".
-
-    Raises:
-      InputError: δ is not in (0, 1), or another accountant.
-    """
-    validation.one_of("accountant", accountant, ACCOUNTANTS)
-    event = (noise_multiplier, sampling_probability, steps)
-    return composed_epsilon((event,), delta, accountant)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -147,15 +102,15 @@ def composed_epsilon(
     are added or removed; for a plain Gaussian, zeroing one out costs the same.
 
     Args:
-      events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
-        what is released may depend on what was released before.
+      events: (σ, q, releases) of each, as for `training_event`, fixed beforehand.
       delta: δ, or what the truncation of all of them leaves of it.
       accountant: "pld" or "rdp".
       rough: whether a cheaper and larger ε will do.
 
     Raises:
-      InputError: δ is not in (0, 1).
+      InputError: δ is not in (0, 1), or another accountant.
     """
+    validation.one_of("accountant", accountant, ACCOUNTANTS)
     validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     events = tuple(event for event in events if event[2])
     if not events:
@@ -164,11 +119,14 @@ def composed_epsilon(
         orders = _ROUGH_ORDERS if rough else _ORDERS
         total = sum(count * _divergences(*one, orders) for *one, count in events)
         return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
-    rounding = pld_rounding(sum(count for _, _, count in events))
+    rounding = PLD_ROUNDING * sum(count for _, _, count in events)
     if delta < LEAST_DELTA_IN_ROUNDING * rounding:
         return math.inf
-    # One grid for all: the finest that any of them needs.
-    interval = min(pld_interval(sigma) for sigma, _, _ in events)
+    # The grid that PLD rounds losses up to, in nats; ε is a bound whatever the grid. A
+    # release's losses are of the order of 1/σ²: where σ is small the grid is coarser,
+    # or it would have 10⁵ points. All runs share the finest that any needs.
+    largest_sigma = max(sigma for sigma, _, _ in events)
+    interval = 1e-4 * min(10.0, max(1.0, largest_sigma**-2))
     interval *= _ROUGH_INTERVAL if rough else 1
     ledger = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
     try:
@@ -196,14 +154,7 @@ def _divergences(
 def truncation_delta(
     n: int, sampling_probability: float, max_batch_size: int, steps: int
 ) -> float:
-    """τ = T·Pr[Bin(n - 1, q) ≥ M], what truncation adds to δ; see the module.
-
-    Args:
-      n: units in the larger of two neighbouring data sets, or a bound on it.
-      sampling_probability: q.
-      max_batch_size: M.
-      steps: logical steps, T.
-    """
+    """τ = T·Pr[Bin(n - 1, q) ≥ M], what truncation adds to δ; n may be a bound."""
     import scipy.stats  # a second to import
 
     tail = scipy.stats.binom.sf(max_batch_size - 1, n - 1, sampling_probability)
@@ -211,14 +162,7 @@ def truncation_delta(
 
 
 def choose_max_batch_size(n: int, batch_size: int, steps: int, delta: float) -> int:
-    """M, the smallest static batch whose truncation costs a thousandth of δ.
-
-    Args:
-      n: units in the data, or a bound on it; M = n never truncates.
-      batch_size: expected batch, B; q = B/n.
-      steps: logical steps.
-      delta: target δ.
-    """
+    """M, the smallest static batch whose truncation costs a thousandth of δ."""
     low, high = batch_size, n
     while low < high:  # the cost falls as M grows
         middle = (low + high) // 2
@@ -240,14 +184,8 @@ def calibrate_noise_multiplier(
     """A σ whose ε at δ does not exceed `epsilon` and is within 1 % of it.
 
     It has six digits, rounded up: the last bits of a search differ from machine to
-    machine, and a run that is resumed elsewhere must find the plan it had.
-
-    Args:
-      epsilon: target ε, finite.
-      delta: δ left after truncation's cost.
-      sampling_probability: q; see `training_event`.
-      steps: releases.
-      accountant: "pld" or "rdp".
+    machine, and a run that is resumed elsewhere must find the plan it had. `delta` is
+    what truncation leaves of it; q and `steps` are as in `training_event`.
 
     Raises:
       InputError: σ would be above a million, or δ is too small for the accountant.
@@ -258,13 +196,12 @@ def calibrate_noise_multiplier(
             ((_rounded_up(sigma), sampling_probability, steps),), delta, name, rough
         )
 
-    # A precise ε takes up to seconds, so rough ones say where to begin.
+    # A precise ε can take seconds, so rough ones say where to begin.
     first = spent_by("rdp", rough=True)
     sigma = _bisect(lambda s: first(s) <= epsilon, 0.05, 1.0, 0.05)
     if accountant == "pld":
-        # Its rounding errors and the tails it leaves out are added to δ: nothing is
-        # left of a δ of their size, and ε falls for absurd noise only.
-        small = max(LEAST_DELTA_IN_ROUNDING * pld_rounding(steps), _SMALL_DELTA)
+        # Rounding errors and tails count in δ: nothing is left of a δ of their size.
+        small = max(LEAST_DELTA_IN_ROUNDING * PLD_ROUNDING * steps, _SMALL_DELTA)
         if delta < small and spent_by("pld")(_NOISE_OF_RDP * sigma) > epsilon:
             raise validation.InputError(
                 f"delta is {delta:.3g}, as small as the rounding errors of accountant "
@@ -283,18 +220,13 @@ def _rounded_up(sigma: float) -> float:
 def _bisect(
     satisfied: Callable[[float], bool], low: float, high: float, tolerance: float
 ) -> float:
-    """A σ that satisfies the predicate, whose share above one that fails is small.
-
-    `satisfied` is false below some σ and true above. `low` and `high` are moved until
-    they enclose it.
-    """
+    """A σ that satisfies a monotone predicate, up to `tolerance` above the least."""
     while not satisfied(high):
         low, high = high, 2 * high
         if high > _LARGEST_SIGMA:
             raise validation.InputError(
-                f"no noise multiplier below {_LARGEST_SIGMA:g} reaches the target "
-                "epsilon and delta. Raise epsilon, take fewer steps, or lower "
-                "batch_size."
+                f"no noise multiplier below {_LARGEST_SIGMA:g} reaches epsilon at "
+                "delta. Raise epsilon, take fewer steps, or lower batch_size."
             )
     while satisfied(low):
         low, high = low / 2, low
@@ -308,7 +240,7 @@ def _secant(spent: Callable[[float], float], epsilon: float, start: float) -> fl
     """A σ that spends at most `epsilon`, and at least 99.7 % of it.
 
     ε falls nearly as a power of σ, so the secant in logarithms takes a handful of
-    evaluations, of a second each, and only one where `start` will do.
+    evaluations, of a second each.
     """
     least, most = epsilon * (1 - _TOLERANCE), epsilon * (1 - 1e-6)
     aim = math.log(epsilon * (1 - _TOLERANCE / 2))
@@ -325,5 +257,5 @@ def _secant(spent: Callable[[float], float], epsilon: float, start: float) -> fl
         old = (sigma, new)
         move = (aim - math.log(new)) / min(slope, -0.1)
         sigma *= math.exp(max(-0.5, min(0.5, move)))
-    # PLD's grid can make ε jump where σ hardly moves.
+    # ε can jump where σ hardly moves, by PLD's grid.
     return _bisect(lambda s: spent(s) <= most, sigma / 2, sigma, _TOLERANCE / 4)

@@ -2,8 +2,7 @@
 
 Keras's Adafactor caps the learning rate at 1/√t, always factors the last two
 dimensions, and keeps a slot of the weight's own size. T5X's, which is flax's, takes the
-rate as given, factors the two largest dimensions, if both are large, and keeps two
-vectors for these. Recipes that were published for T5X name its settings.
+rate as given, and keeps two vectors for the two largest dimensions, if both are large.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.factored import full_dtype
 
 _OPTIONS = (
-    "factored",
     "multiply_by_parameter_scale",
-    "beta1",
     "decay_rate",
     "clipping_threshold",
-    "weight_decay_rate",
     "min_dim_size_to_factor",
     "epsilon1",
     "epsilon2",
@@ -41,12 +37,10 @@ class T5XAdafactor(keras.optimizers.Optimizer):
     | v | β·v + (1 − β)·(g² + `epsilon1`); if factored, its means r and c over each of the two dimensions, and v = r·c / mean(r) |
     | u | g / √v, divided by max(1, rms(u) / `clipping_threshold`) |
     | s | learning rate · u; with `multiply_by_parameter_scale` times max(rms(w), `epsilon2`) |
-    | m | `beta1`·m + (1 − `beta1`)·s, in place of s |
-    | w | (1 − `weight_decay_rate`)·w − s |
+    | w | w − s |
 
-    The decay of weights is not multiplied by the learning rate. A weight of three or
-    more dimensions is factored over its two largest, as flax does; T5X itself asks for
-    a rule for it by name. Slots are float32 (float64 for float64 weights).
+    A weight of three or more dimensions is factored over its two largest, as flax does.
+    Slots are float32 (float64 for float64 weights).
 
     Attributes: its arguments.
     """  # noqa: E501
@@ -54,12 +48,9 @@ class T5XAdafactor(keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1e-3,
-        factored: bool = True,
         multiply_by_parameter_scale: bool = True,
-        beta1: float | None = None,
         decay_rate: float = 0.8,
         clipping_threshold: float | None = 1.0,
-        weight_decay_rate: float | None = None,
         min_dim_size_to_factor: int = 128,
         epsilon1: float = 1e-30,
         epsilon2: float = 1e-3,
@@ -69,13 +60,10 @@ class T5XAdafactor(keras.optimizers.Optimizer):
         """Initializes the optimizer.
 
         Args:
-          learning_rate: a number or a schedule; never capped.
-          factored: factor second moments where that is possible.
+          learning_rate: a number or a schedule.
           multiply_by_parameter_scale: take the rate relative to a weight's size.
-          beta1: momentum, in [0, 1); `None` keeps no slot for it.
           decay_rate: exponent of the second moment's decay, above 0.
           clipping_threshold: largest rms of an update; `None` for no limit.
-          weight_decay_rate: share of a weight that each update takes off, in [0, 1).
           min_dim_size_to_factor: smallest size of either dimension that is factored.
           epsilon1: added to squared gradients.
           epsilon2: smallest size that a weight counts as having.
@@ -84,12 +72,9 @@ class T5XAdafactor(keras.optimizers.Optimizer):
         """
         super().__init__(name=name, **options)
         self._learning_rate = self._build_learning_rate(learning_rate)
-        self.factored = factored
         self.multiply_by_parameter_scale = multiply_by_parameter_scale
-        self.beta1 = beta1
         self.decay_rate = decay_rate
         self.clipping_threshold = clipping_threshold
-        self.weight_decay_rate = weight_decay_rate
         self.min_dim_size_to_factor = min_dim_size_to_factor
         self.epsilon1 = epsilon1
         self.epsilon2 = epsilon2
@@ -110,8 +95,6 @@ class T5XAdafactor(keras.optimizers.Optimizer):
                     "v_row": np.delete(shape, column).tolist(),
                     "v_col": np.delete(shape, row).tolist(),
                 }
-            if self.beta1 is not None:
-                shapes["m"] = shape
             for kind, sizes in shapes.items():
                 name = f"{kind}/{variable._shared_name}"
                 slots[kind] = self.add_variable(
@@ -135,11 +118,6 @@ class T5XAdafactor(keras.optimizers.Optimizer):
         update *= tf.cast(self.learning_rate, dtype)
         if self.multiply_by_parameter_scale:
             update *= tf.maximum(_rms(value), self.epsilon2)
-        if self.beta1 is not None:
-            update = self.beta1 * slots["m"] + (1 - self.beta1) * update
-            slots["m"].assign(update)
-        if self.weight_decay_rate is not None:
-            update += self.weight_decay_rate * value
         variable.assign(tf.cast(value - update, variable.dtype))
 
     def _inverse_root(
@@ -169,7 +147,7 @@ class T5XAdafactor(keras.optimizers.Optimizer):
 
         Of equal ones, the later counts as larger.
         """
-        if not self.factored or len(shape) < 2:
+        if len(shape) < 2:
             return None
         row, column = np.argsort(shape, kind="stable")[-2:].tolist()
         return None if shape[row] < self.min_dim_size_to_factor else (row, column)

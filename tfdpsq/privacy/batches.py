@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,9 +29,8 @@ def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> 
     microbatches = -(-max_rows // microbatch_size)
     if replicas > microbatches:
         raise validation.InputError(
-            f"microbatch_size {microbatch_size} makes {microbatches} microbatches of "
-            f"{max_rows} rows, too few for {replicas} replicas. Lower it, or use fewer "
-            "replicas."
+            f"microbatch_size {microbatch_size} makes {microbatches} microbatches for "
+            f"{replicas} replicas. Lower it, or use fewer replicas."
         )
     return microbatches
 
@@ -38,14 +38,10 @@ def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> 
 def batch_of(
     take: Take, draw: Draw, rows: int, private: bool = True
 ) -> dict[str, np.ndarray]:
-    """The rows drawn, then padding rows, and "weights" that tell them apart.
+    """The rows drawn, then padding up to `rows`, and "weights" that tell them apart.
 
-    Args:
-      take: the data.
-      draw: what the sampler drew.
-      rows: static number of rows, at least `draw.count`.
-      private: fill padding, which is row 0, with zeros. Without privacy it stays: some
-        models make NaN of zeros, which only clipping keeps apart from other rows.
+    If `private`, padding is zeros. Else it is row 0: some models make NaN of zeros,
+    which only clipping keeps apart from other rows.
 
     Raises:
       InputError: `take` returns another number of rows, or a text that is not UTF-8.
@@ -57,8 +53,7 @@ def batch_of(
     for name, values in take(indices).items():
         if len(values) != rows:
             raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {rows} row numbers; "
-                "it must return one row for each."
+                f"take returned {len(values)} rows of {name!r} for {rows} row numbers."
             )
         batch[name] = np.array(values)
         if private:
@@ -75,29 +70,24 @@ def as_bytes(name: str, texts: np.ndarray) -> np.ndarray:
         return np.char.encode(texts, "utf-8")
     except UnicodeEncodeError:
         raise validation.InputError(
-            f"{name!r} has a text that is not UTF-8, such as half of a surrogate pair. "
-            "Replace it, as by text.encode('utf-8', 'replace').decode()."
+            f"{name!r} has a text that is not UTF-8. Replace it, as by "
+            "text.encode('utf-8', 'replace').decode()."
         ) from None
 
 
-def content(values: np.ndarray) -> bytes:
-    """Returns an array as bytes: its type, its shape and its values."""
-    held = values.tobytes()
-    if values.dtype == object:  # addresses
-        held = repr(values.tolist()).encode()
-    return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
+def digest_of(arrays: Iterable[Any]) -> str:
+    """Returns the SHA-256, in hex, of the types, shapes and values of arrays."""
+    digest = hashlib.sha256()
+    for values in map(np.asarray, arrays):
+        digest.update(f"{values.dtype} {values.shape} ".encode() + values.tobytes())
+    return digest.hexdigest()
 
 
 def require_same_rows(batch: Mapping[str, np.ndarray]) -> None:
-    """Ends all workers where one is about to take a step on other rows.
-
-    Were their rows not the same, one row could be in two workers' shares.
-    """
+    """Ends all workers if their rows differ: one row could be in two shares."""
     if workers.several():
-        digest = hashlib.sha256()
-        for name, values in sorted(batch.items()):
-            digest.update(f"{name} ".encode() + content(values))
-        workers.require_same(digest.digest(), "the rows of a step")
+        rows = [part for item in sorted(batch.items()) for part in item]
+        workers.require_same(digest_of(rows).encode(), "the rows of a step")
 
 
 def share_of(
@@ -110,14 +100,8 @@ def share_of(
     """Returns a replica's rows, and how many of them are in use.
 
     Microbatch j goes to replica j mod `replicas` whole: what is clipped together stays
-    together, and which rows those are does not depend on how many replicas there are.
-
-    Args:
-      batch: arrays of a multiple of `replicas` times `microbatch_size` leading rows.
-      count: leading rows in use.
-      replica: its number.
-      replicas: how many there are.
-      microbatch_size: rows of one.
+    together. `batch` has a multiple of `replicas` times `microbatch_size` rows, of
+    which the first `count` are in use.
     """
     dealt = {}
     for name, values in batch.items():
@@ -132,16 +116,12 @@ def share_of(
 def unquoted_values(
     problem: str, remedy: str, memory: str | None = None
 ) -> Iterator[None]:
-    """Drops TensorFlow's message where an operation fails: it may quote a row.
+    """Replaces TensorFlow's message where an operation fails: it may quote a row.
 
     Args:
       problem: what could not be done, and where.
       remedy: sentences that say what to do.
       memory: the remedy for too little memory; `None` names the usual one.
-
-    Raises:
-      InputError: an operation refused a value, or found too little memory.
-      OpError: without its message, where another worker may have ended.
     """
     try:
         yield
@@ -154,7 +134,6 @@ def unquoted_values(
         if isinstance(error, workers.lost()) and workers.several():
             raise type(error)(None, None, "a worker or an operation failed") from None
         raise validation.InputError(
-            f"{problem} ({type(error).__name__}): an operation of the model refused a "
-            "value of the rows, such as an id that an embedding does not have, or a "
-            f"label beyond the number of classes. {remedy}"
+            f"{problem} ({type(error).__name__}): an operation refused a value, such "
+            f"as an id beyond an embedding, or a label beyond the classes. {remedy}"
         ) from None

@@ -1,22 +1,22 @@
 """Saved states, from which a killed run goes on as if nothing had happened.
 
     DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
-    DIRECTORY/state/secrets.json      the seed of samples, noise and dropout, the run it
-                                      belongs to, and what that was begun with
+    DIRECTORY/state/secrets.json      the seed of samples, noise and dropout, its run,
+                                      and the settings that it was begun with
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
 Ledger, seeds and states name one run, at random: a state of another run, from a backup
-say, is refused. Until a step is paid for, seeds and weights are made again every time.
+say, is refused. Until a step is paid for, seeds and weights are made anew every time.
 
-The seeds are as secret as the data: anyone who has them can subtract the noise. So
-none of this is in a directory meant for release, and `discard` removes the state
-once the result is safe. The ledger stays.
+Who has the seeds can subtract the noise: the directory is never released, and `discard`
+removes the state once the result is safe. The ledger stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -35,25 +35,19 @@ from tfdpsq.privacy.randomness.sampling import fresh_seed
 
 STATE = "state"
 SECRETS = "secrets.json"
-_STATES = f"step-{'[0-9]' * 8}.npz"  # not copies of them, which may lie beside them
-_KEPT = 2
+_STATES = f"step-{'[0-9]' * 8}.npz"  # not copies of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Secrets:
-    """The seed of one run, which no `repr` shows.
-
-    Attributes:
-      run: name of the run, as its ledger has it.
-      seed: of its `RunKey`, as `fresh_seed` draws it.
-    """
+    """The seed of a run's `RunKey`, which no `repr` shows, and its `Ledger.run`."""
 
     run: str
     seed: int = dataclasses.field(repr=False)
 
 
 def run_directory(directory: str | os.PathLike) -> str:
-    """Returns the absolute path of a run's directory, which holds its seeds.
+    """Returns the absolute path of a run's directory.
 
     Raises:
       InputError: the path is not on this machine, or is inside a folder "release".
@@ -61,8 +55,7 @@ def run_directory(directory: str | os.PathLike) -> str:
     path = validation.local_path("directory", directory)
     if "release" in pathlib.PurePath(path).parts:
         raise validation.InputError(
-            f"directory is {path}, in a folder 'release', and would hold the seeds of "
-            "the noise. Give a private directory."
+            f"directory is {path}, and would release the noise's seeds. Give another."
         )
     return path
 
@@ -81,9 +74,9 @@ def open_secrets(
 
     Args:
       directory: the run's private directory.
-      run: `Ledger.run` of its ledger.
-      steps_paid: what the ledger says.
-      settings: what must be as it was for a step to be the same step, by name.
+      run: `Ledger.run`.
+      steps_paid: `Ledger.steps_paid`.
+      settings: name and value of all that a repeated step depends on.
       secure: whether new seeds are keys of a cryptographic generator.
 
     Raises:
@@ -93,15 +86,15 @@ def open_secrets(
     path = pathlib.Path(directory) / STATE / SECRETS
     if not steps_paid:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in _states(directory):
-            left.unlink()
+        for old in _states(directory):
+            old.unlink()
         made = Secrets(run, fresh_seed(secure))
         content = {**dataclasses.asdict(made), "settings": dict(settings)}
         with _written(path) as file:
             file.write(json.dumps(content).encode())
         return made
     if not path.is_file():
-        raise _spent(directory, steps_paid, f"{path} is not there")
+        raise _spent(steps_paid, f"{path} is not there")
     try:
         found = json.loads(path.read_bytes())
         kept, before = Secrets(found["run"], int(found["seed"])), found["settings"]
@@ -115,9 +108,9 @@ def open_secrets(
         was, now = before.get(name), settings.get(name)
         if was != now:
             raise validation.InputError(
-                f"{name} changed since the run in {directory} began "
-                f"({validation.shown(was)} then, {validation.shown(now)} now). Restore "
-                "it, or use another directory."
+                f"{directory}: {name} changed since the run began (from "
+                f"{validation.shown(was)} to {validation.shown(now)}). Restore it, or "
+                "use another directory."
             )
     return kept
 
@@ -128,37 +121,35 @@ def is_open(directory: str | os.PathLike) -> bool:
 
 
 def steps_taken(directory: str | os.PathLike) -> int:
-    """Returns the steps executed in the last saved state; 0 where there is none."""
+    """Returns the steps of the last saved state, or 0."""
     files = _states(directory)
-    return _step(files[-1]) if files else 0
+    return int(files[-1].stem.split("-")[1]) if files else 0
 
 
 def save(
     directory: str | os.PathLike, step: int, variables: Sequence[tf.Variable], run: str
 ) -> None:
-    """Writes the values after `step` steps, and removes all but the last two files.
-
-    `variables` are weights and optimizer, always in the same order.
+    """Writes the variables after `step` steps, and removes all but the last two states.
 
     Raises:
       InputError: the disk is full or the place cannot be written.
     """
     folder = pathlib.Path(directory) / STATE
+    path = folder / f"step-{step:08d}.npz"
+    values = (v.numpy().view(_stored_type(v)) for v in variables)
     try:
         # Array by array; savez would hold all of them, and leaves an archive open where
         # the disk is full.
-        with _written(folder / f"step-{step:08d}.npz") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                _put(archive, "run", np.array(run))
-                for number, variable in enumerate(variables):
-                    values = variable.numpy().view(_stored_type(variable))
-                    _put(archive, f"{number:05d}", values)
+        with _written(path) as file, zipfile.ZipFile(file, "w") as archive:
+            for number, array in enumerate(itertools.chain([np.array(run)], values)):
+                with archive.open(f"{number:05d}.npy", "w", force_zip64=True) as one:
+                    np.lib.format.write_array(one, np.asanyarray(array))
     except OSError as error:
         raise validation.InputError(
-            f"the state after step {step} could not be written to {folder} "
-            f"({error.strerror}). Make room there and resume."
+            f"{path}: the state after step {step} could not be written "
+            f"({error.strerror}). Make room and resume."
         ) from error
-    for old in _states(directory)[:-_KEPT]:
+    for old in _states(directory)[:-2]:
         old.unlink()
     for left in folder.glob(".*.partial"):  # of a process that was killed
         if left.is_dir():
@@ -173,10 +164,7 @@ def restore(
     steps_paid: int,
     run: str,
 ) -> int | None:
-    """Sets the variables, those given to `save`, to the last state saved.
-
-    Returns:
-      Steps executed in that state; `None` where the run is new.
+    """Sets the variables to the last state; returns its steps, `None` if there is none.
 
     Raises:
       InputError: the state is damaged, of another run or of other variables; or there
@@ -185,28 +173,26 @@ def restore(
     files = _states(directory)
     if not files:
         if steps_paid:
-            raise _spent(directory, steps_paid, "there is no saved state")
+            raise _spent(steps_paid, f"there is no saved state in {directory}")
         return None
     path = files[-1]
     try:
         with np.load(path) as saved:
-            stated = str(saved["run"])
-            values = [saved[name] for name in sorted(saved.files) if name != "run"]
+            stated, *values = [saved[name] for name in sorted(saved.files)]
     except Exception as error:  # of a flipped byte NumPy and zip make any kind
-        problem, remedy = f"it cannot be read ({error})", "Move it away."
-        raise validation.DataError(path, problem, remedy) from error
-    if stated != run:
+        problem = f"it cannot be read ({error})"
+        raise validation.DataError(path, problem, "Move it away.") from error
+    if str(stated) != run:
         problem = "it is the state of another run than the ledger's"
         raise validation.DataError(path, problem, "Restore both from one backup.")
     shapes = [(_stored_type(v), tuple(v.shape)) for v in variables]
     if [(value.dtype.type, value.shape) for value in values] != shapes:
         raise validation.InputError(
-            f"{path} is the state of another model or optimizer, of other shapes. "
-            "Restore their settings, or use another directory."
+            f"{path} is of another model or optimizer. Restore their settings."
         )
     for variable, value in zip(variables, values):
         variable.assign(value.view(variable.dtype.as_numpy_dtype))
-    return _step(path)
+    return steps_taken(directory)
 
 
 def discard(directory: str | os.PathLike) -> None:
@@ -215,12 +201,10 @@ def discard(directory: str | os.PathLike) -> None:
         shutil.rmtree(pathlib.Path(directory) / STATE)
 
 
-def _spent(
-    directory: str | os.PathLike, steps_paid: int, why: str
-) -> validation.InputError:
+def _spent(steps_paid: int, why: str) -> validation.InputError:
     return validation.InputError(
-        f"the ledger in {directory} pays for {steps_paid} steps, but {why}, and to "
-        "train again would spend the budget a second time. Restore the state."
+        f"{steps_paid} steps are paid for, but {why}. Training anew would spend the "
+        "budget a second time. Restore the state."
     )
 
 
@@ -229,18 +213,9 @@ def _stored_type(variable: tf.Variable) -> type:
     return np.uint16 if variable.dtype == tf.bfloat16 else variable.dtype.as_numpy_dtype
 
 
-def _put(archive: zipfile.ZipFile, name: str, values: np.ndarray) -> None:
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.asanyarray(values))
-
-
 def _states(directory: str | os.PathLike) -> list[pathlib.Path]:
-    """Lists the states that `save` wrote, in the order of their steps."""
+    """Lists the saved states in order."""
     return sorted((pathlib.Path(directory) / STATE).glob(_STATES))
-
-
-def _step(path: pathlib.Path) -> int:
-    return int(path.stem.split("-")[1])
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """Checks before step 0 that clipping a row bounds what that row can do.
 
 Clipping bounds a row's part in a step only if no other row's loss or gradient reads it,
-and if nothing is kept of it but its clipped gradient. Honest code breaks this in ways
-that no vector of losses shows: batch normalisation, an in-batch softmax, a statistic of
-the batch, a guard against NaN over all rows, one dropout mask for all rows.
+and if nothing is kept of it but its clipped gradient. Honest code breaks this by batch
+normalisation, an in-batch softmax, a statistic of the batch, a guard against NaN over
+all rows, or one dropout mask for all rows.
 
 | check | on | finds |
 |---|---|---|
@@ -48,32 +48,23 @@ _DRAWS_FROM_STATE = re.compile(
     r"|SampleDistortedBoundingBox\w*|Fractional(Max|Avg)Pool"
 )
 _DRAWS_BY_KEY = re.compile(r"Stateless(?!RandomGet|While|If|Case|PartitionedCall).*")
-# Operations on a resource that only read it, or whose resource ends with the step. All
-# others write, those unknown here included.
+# Operations that only read a resource, or whose resource ends with the step.
 _READS = re.compile(
     r"ReadVariable\w+|DisableCopyOnRead|ResourceGather(Nd)?|VariableShape"
     r"|(VarIs|IsVariable)Initialized(Op)?|LookupTable(Find|Size|Export)(V2)?"
     r"|\w*(Sentencepiece|Wordpiece)\w*|Collective\w+|TensorArray\w+"
 )
 _READS_OTHERS = (
-    "So rows read others, and clipping by row bounds nothing. Remove batch statistics "
-    "from the loss (normalisation, in-batch softmax, a mean, a test for NaN)."
+    "So rows read others. Remove batch statistics from the loss (normalisation, "
+    "in-batch softmax, a mean, a test for NaN)."
 )
 
 
 def check_setup(setup: Setup, rows: Rows) -> tuple[Setup, Sequence[tf.Variable]]:
     """Checks loss, model and rows before a step is paid for.
 
-    Args:
-      setup: what `train` was given. An engine of the caller's own is only traced.
-      rows: the data.
-
-    Returns:
-      The setup, with engine "rowwise" where "fast" has no rule for a layer, and the
-      variables that the loss reads.
-
-    Raises:
-      InputError: names what is wrong, and what to do.
+    Returns the setup, with engine "rowwise" where "fast" has no rule for a layer, and
+    the variables that the loss reads. An engine of the caller's own is only traced.
     """
     rows.require_alone()
     variables = _check_trace(setup, rows.take_some(1))
@@ -84,8 +75,7 @@ def check_setup(setup: Setup, rows: Rows) -> tuple[Setup, Sequence[tf.Variable]]
     if setup.engine == "rowwise":
         setup = by_unit
     with unquoted_values(
-        "rows tried before the first step, some with NaN or huge inputs, could not be "
-        "computed",
+        "rows tried before the first step, some with NaN or huge inputs, failed",
         "Nothing was spent. Check all rows, and let the model take such inputs.",
     ):
         try:
@@ -128,8 +118,7 @@ class Rows(NamedTuple):
             ) from None
         if not isinstance(found, Mapping) or not found or "weights" in found:
             raise validation.InputError(
-                f"take returned {type(found).__name__}; it must return a dict of "
-                "arrays by name, and none called 'weights'."
+                "take must return a dict of arrays, none of them called 'weights'."
             )
         batch = {name: np.array(values) for name, values in found.items()}
         for name, values in batch.items():
@@ -141,12 +130,7 @@ class Rows(NamedTuple):
         return {**batch, "weights": np.ones(len(numbers), np.float32)}
 
     def require_alone(self) -> None:
-        """Refuses rows that depend on the rows they are taken with.
-
-        A row that `take` normalises or pads by its company carries what others say.
-        And `take` gets numbers in any order, 0 again and again for padding: one that
-        sorts them exchanges rows.
-        """
+        """Refuses rows that `take` normalises, pads or orders by their company."""
         numbers = self.spread(_FEW)
         whole, order = self.take_those(numbers), np.arange(len(numbers))
         for own in [order, np.append(order[::-1], 0), *order[:, np.newaxis]]:
@@ -154,9 +138,8 @@ class Rows(NamedTuple):
             for name, values in whole.items():
                 if name not in found or not _equal(values[own], found[name]):
                     raise validation.InputError(
-                        f"take returned another {name!r} for the same rows, among "
-                        "others or asked again; a killed run could not repeat them. "
-                        "Let a row follow from its number alone, of fixed length."
+                        f"take returned another {name!r} for the same rows. Let a row "
+                        "follow from its number alone, of fixed length."
                     )
 
 
@@ -174,10 +157,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def of_one_shape(take: Take, tried: Arrays) -> Take:
-    """Returns `take`, which refuses rows of another shape or type than those tried.
-
-    Rows as wide as the longest of a batch would tell each of them of the others.
-    """
+    """Returns a `take` that refuses rows of another shape or type than those tried."""
     wanted = {name: _head(v) for name, v in tried.items() if name != "weights"}
 
     def checked(numbers: np.ndarray) -> Mapping[str, np.ndarray]:
@@ -185,8 +165,8 @@ def of_one_shape(take: Take, tried: Arrays) -> Take:
         given = {name: _head(values) for name, values in found.items()}
         if given != wanted:
             raise validation.InputError(
-                "take returned rows in another shape or type than the first tried, "
-                f"{wanted}. Pad all to one fixed length. Nothing was paid for these."
+                f"take returned rows of another shape or type than {wanted}. Pad all "
+                "to one fixed length. Nothing was paid for these."
             )
         return found
 
@@ -197,10 +177,8 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
     """Traces loss and gradients for many rows; returns the variables that are read.
 
     Refuses states that are written, draws that are not from the run's secret keys, and
-    random numbers of which not every row has its own: one draw for all rows of a
-    microbatch (a crop, `Dropout(noise_shape=(1, None))`, noise on a weight) changes for
-    a row that moves to the next microbatch, so that the sum can move by more than one
-    clip norm.
+    draws shared by rows (a crop, `Dropout(noise_shape=(1, None))`, noise on a weight):
+    these change for a row that moves to the next microbatch.
     """
     rows = _MANY * setup.plan.rows_clipped_together
     if callable(setup.engine):
@@ -226,8 +204,8 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
         found = [g for g in tape.gradient(losses, variables) if g is not None]
         if not found:
             raise validation.InputError(
-                f"the loss has no gradient in any of the {len(variables)} variables. "
-                "Compute it without argmax, rounding or comparisons."
+                "the loss has no gradient. Compute it without argmax, rounding or "
+                "comparisons."
             )
         return losses, found
 
@@ -250,24 +228,23 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
         keyless = _DRAWS_BY_KEY.fullmatch(node.op) and KEYED not in node.name
         if _DRAWS_FROM_STATE.fullmatch(node.op) or keyless:
             raise validation.InputError(
-                f"the loss draws random numbers by itself ({node.name}), from a seed "
-                "of 31 bits, so a resumed run cannot repeat them. Draw in Keras's "
-                "random layers, such as Dropout, and name the model in `layers`."
+                f"the loss draws random numbers by itself ({node.name}), which a "
+                "resumed run cannot repeat. Draw in Keras's random layers, such as "
+                "Dropout, and name the model in `layers`."
             )
         known = op_def_registry.get(node.op)  # None for functions: their bodies follow
         inputs = known.input_arg if known is not None else ()
         state = any(one.type == tf.resource.as_datatype_enum for one in inputs)
         if node.op == "PrintV2" or (state and not _READS.fullmatch(node.op)):
             raise validation.InputError(
-                f"running the model changes a state ({node.name}), which keeps rows "
-                "unclipped. Freeze the layer, or remove the metric, table or print."
+                f"the model changes a state ({node.name}), which keeps rows unclipped. "
+                "Freeze the layer, or remove the metric, table or print."
             )
     for layer, shape in draws:
         if not shape.rank or not shape[0] or shape[0] % rows:
             raise validation.InputError(
                 f"layer {layer!r} draws random numbers of shape {shape} for {rows} "
-                "rows, so not every row has its own. Draw with rows as the first, "
-                "static dimension, as Dropout without noise_shape does."
+                "rows. Draw with rows as the first, static dimension."
             )
     return function.graph.variables
 
@@ -279,8 +256,8 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
     same among copies of itself and among padding; leaving it out must move the sum by
     what it adds alone, and by at most the stated sensitivity. The latter two must also
     hold where its float inputs are NaN or huge, which shows guards over the batch, and
-    the sum must be that of its two halves. Units with finite losses are tried, as a few
-    rows of NaN, which clipping leaves out of every sum, are to end no run.
+    the sum must be that of its two halves. Units of finite loss are tried: a few rows
+    of NaN end no run.
     """
     spec, size = setup.plan.spec, setup.plan.rows_clipped_together
     count = rows_at_once(setup.plan, setup.microbatch_size)
@@ -328,8 +305,8 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
         share = of_sums * min(1.0, max(1e-6, adds, left, total))
         if not off <= share or (own.sum() <= size and not moved <= most):
             raise validation.InputError(
-                f"leaving out some rows moves the clipped sum by {moved:.3g} clip "
-                f"norms, while alone they add {adds:.3g}. {_READS_OTHERS}"
+                f"leaving out rows moves the sum by {moved:.3g} clip norms; alone they "
+                f"add {adds:.3g}. {_READS_OTHERS}"
             )
         return losses
 
@@ -344,8 +321,7 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
         for now in (copies, alone(batch, own)):
             if not np.all((np.abs(now - before) <= allowed)[own]):
                 raise validation.InputError(
-                    "a row's loss among copies of itself or padding is not that among "
-                    f"other rows. {_READS_OTHERS}"
+                    f"a row's loss depends on the rows around it. {_READS_OTHERS}"
                 )
     alone(batch, units % 2 == 0)
     floats = {n for n, v in batch.items() if tf.as_dtype(v.dtype).is_floating}

@@ -7,13 +7,12 @@
 | `vectorized` | tensorflow-privacy's VectorizedDPKeras optimizer | a gradient a unit |
 | `dpkeras` | tensorflow-privacy's DPKeras optimizer | a gradient a unit |
 
-All give equal sums. tensorflow-privacy's optimizers only clip here: noise is added once
-per logical step, which divides by the expected batch size, so their noise is 0 and
-their mean over units is undone.
+All give equal sums. tensorflow-privacy's optimizers only clip here: their noise is 0,
+and their mean over units is undone.
 
 An engine may also be a function of (plan, batch, variables) that returns the `Clipped`
-of a whole logical batch, for losses whose rows read each other. It gets all M rows on
-every replica; what the replicas return is summed. `clipped_row_by_row` makes one.
+of a whole logical batch, for losses whose rows read each other, such as one made of
+`clipped_row_by_row`. It gets all M rows on every replica; the results are summed.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.spec import ENGINES
 
-# Why tensorflow-privacy does not import; empty if it does. It needs TensorFlow's
-# estimators, which end with TensorFlow 2.15.
+# Why tensorflow-privacy does not import: its estimators end with TensorFlow 2.15.
 MISSING = ""
 try:
     # Its optimizers mix what they get with `tf.keras`.
@@ -54,10 +52,9 @@ class Clipped(NamedTuple):
 
     Attributes:
       sums: per variable, the sum of clipped gradients, float32 (float64).
-      losses: [rows], one per row; not to be trusted where weights are 0.
-      complete: `True`, or a scalar bool tensor. If false, some row had a gradient
-        without a finite norm, and its neighbours may be left out with it: the caller
-        must take the rows one by one.
+      losses: [rows]; meaningless where weights are 0.
+      complete: `True`, or a scalar bool tensor. If false, a row without a finite norm
+        may have cost others theirs: the caller must take the rows one by one.
     """
 
     sums: list[tf.Tensor]
@@ -70,18 +67,14 @@ Engine = Union[str, Callable[[PrivacyPlan, Batch, Sequence[tf.Variable]], Clippe
 
 
 def require_engine(engine: Engine) -> Engine:
-    """Returns an engine that this environment has.
-
-    Raises:
-      InputError: no such engine, or tensorflow-privacy does not import.
-    """
+    """Returns an engine; an InputError if this environment does not have it."""
     if callable(engine):
         return engine
     validation.one_of("engine", engine, ENGINES)
     if MISSING and engine in ("vectorized", "dpkeras"):
         raise validation.InputError(
-            f"engine {engine!r} is tensorflow-privacy's, which this environment does "
-            f'not have ({MISSING}). Use engine "fast", which gives the same sums.'
+            f"engine {engine!r} needs tensorflow-privacy, which does not import "
+            f'({MISSING}). Use engine "fast", which gives the same sums.'
         )
     return engine
 
@@ -100,8 +93,8 @@ def clipped_sum(
       engine: one of `spec.ENGINES`.
       plan: clip norm, and rows that are clipped together.
       per_example_losses: runs the model, and returns one loss per row, [rows].
-      variables: what to differentiate by.
-      layers: the model or layers that hold `variables`; used by engine "fast".
+      variables: see `train`, also for `layers`.
+      layers: for engine "fast".
       weights: [rows], 0 for padding rows, which contribute nothing.
     """
     if engine == "fast" and plan.spec.private:
@@ -147,9 +140,9 @@ def clipped_row_by_row(
     """Clips the gradients of rows that read each other, one row at a time.
 
     Other engines tell gradients apart by what a layer ran on, so that each row of an
-    in-batch softmax would need a copy of the batch: n² texts at once. Here the loss
-    differentiates itself: row by row, each gradient has the size of the weights, is
-    clipped as it was computed, and added up. Memory does not grow with the batch.
+    in-batch softmax would need a copy of the batch. Here each row's gradient, of the
+    size of the weights, is clipped as it was computed and added up. Memory does not
+    grow with the batch.
 
     | what | follows from |
     |---|---|
@@ -170,22 +163,18 @@ def clipped_row_by_row(
         Σ_r coefficients[r] · losses[r] by each of them, dense.
       variables: to differentiate by.
       weights: [M], not above 0 for padding.
-
-    Raises:
-      InputError: `sensitivity_multiplier` below 2n - 1, or several rows a unit.
     """
     spec, least = plan.spec, 2 * plan.max_batch_size - 1
     if plan.rows_clipped_together > 1:
         raise validation.InputError(
-            f"the plan clips {plan.rows_clipped_together} rows together, and rows that "
+            f"the plan clips {plan.rows_clipped_together} rows together, but rows that "
             "read each other are clipped one by one. Use units of one row."
         )
     if spec.private and spec.sensitivity_multiplier < least:
         raise validation.InputError(
-            f"sensitivity_multiplier is {spec.sensitivity_multiplier}, but a row can "
-            f"move the sum of up to {plan.max_batch_size} rows that read each other by "
-            f"{least} clip norms. Set it to {least}, and max_batch_size to "
-            f"{plan.max_batch_size}."
+            f"sensitivity_multiplier is {spec.sensitivity_multiplier}, but one of "
+            f"{plan.max_batch_size} rows that read each other can move their sum by "
+            f"{least} clip norms. Set it to {least}."
         )
     rows = weights.shape[0]
     replica = tf.distribute.get_replica_context()
@@ -270,14 +259,11 @@ def _by_tensorflow_privacy(
 
 
 class _FiniteTape(tf.GradientTape):
-    """A gradient tape whose Jacobians hold no NaN and no infinity.
-
-    Clipping by norm turns one infinite entry into NaN for the whole sum. A row
-    whose gradient has no finite norm contributes zero instead.
+    """A gradient tape whose Jacobians have zeros for rows without a finite norm.
 
     Attributes:
-      all_finite: scalar bool, whether every row's gradient had a finite norm. If
-        false, zeroed rows may be innocent: inside one batched product 0 · NaN is NaN.
+      all_finite: scalar bool, whether every row had one. If not, zeroed rows may be
+        innocent: inside one batched product 0 · NaN is NaN.
     """
 
     all_finite: tf.Tensor | bool = True
@@ -285,7 +271,7 @@ class _FiniteTape(tf.GradientTape):
     def jacobian(
         self, target: tf.Tensor, sources: Sequence[tf.Variable], **options: Any
     ) -> list[tf.Tensor]:
-        """Returns the tape's Jacobian, with zeros for rows whose norm is not finite."""
+        """Returns the Jacobians, cleaned; see the class."""
         options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
         found = super().jacobian(target, sources, **options)
         jacobians = [tf.convert_to_tensor(jacobian) for jacobian in found]

@@ -16,19 +16,11 @@ from tfdpsq.privacy.randomness.secure import SecureSource, derived_seed, drawn
 
 
 class StepKeys(NamedTuple):
-    """Number and keys of one logical step.
+    """Arguments of a compiled step: dumps of its graph and profiles show constants."""
 
-    Arguments of a compiled step: constants are in dumps of its graph and in profiles.
-
-    Attributes:
-      number: scalar int64, new for every step.
-      noise: [DRAWS, 2] int64; [0] where the plan is secure.
-      dropout: [2] int64.
-    """
-
-    number: tf.Tensor
-    noise: tf.Tensor
-    dropout: tf.Tensor
+    number: tf.Tensor  # scalar int64, new for every step
+    noise: tf.Tensor  # [DRAWS, 2] int64; [0] where the plan is secure
+    dropout: tf.Tensor  # [2] int64
 
 
 class RunKey:
@@ -40,10 +32,9 @@ class RunKey:
     """
 
     def __init__(self, plan: PrivacyPlan, seed: int | None = None):
-        """Derives the keys of samples, noise and dropout of a run of `plan`.
+        """Derives the keys of a run of `plan`; all workers take the chief's.
 
-        `seed`, 128 secret bits or 256 where the plan is secure, is fresh unless a test
-        fixes it. All workers take the chief's.
+        `seed`, 128 secret bits or 256 where the plan is secure, is fresh by default.
         """
         self._plan, secure = plan, plan.spec.secure
         seed = workers.chiefs_number(fresh_seed(secure) if seed is None else seed)
@@ -56,7 +47,7 @@ class RunKey:
         self.sampler = SecureSource(seed) if secure else derived_seed(seed, "sampler")
 
     def step_keys(self, number: tf.Tensor | int) -> StepKeys:
-        """The keys of a logical step, whose `number` is new for every one."""
+        """The keys of one logical step."""
         return StepKeys(
             tf.cast(number, tf.int64),
             tf.constant(self._noise, tf.int64),
@@ -66,13 +57,9 @@ class RunKey:
     def secure_noise(
         self, step: int, variables: Sequence[tf.Variable]
     ) -> list[np.ndarray]:
-        """The noise of logical step number `step`, where the plan is secure.
+        """The noise of one logical step, drawn on the host; none without secure mode.
 
-        Drawn on the host: a compiled step has no cryptographic generator.
-
-        Returns:
-          One int64 array per variable, shaped like it, in steps of the plan's grid;
-          none where the plan is not secure, or without noise.
+        An int64 array per variable, shaped like it, in steps of the plan's grid.
         """
         if self._plan.grid_step is None or isinstance(self.sampler, int):
             return []

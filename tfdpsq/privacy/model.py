@@ -1,14 +1,12 @@
 """Keras's compile and fit for a private model; README has an example.
 
-`fit` takes the data themselves, not batches of them, because the guarantee rests
-on how batches are drawn. The wrapped model is trained in place, and may be used and
-saved as before.
+`fit` takes the data, not batches of them, because the guarantee rests on how batches
+are drawn. The wrapped model is trained in place, and is used and saved as before.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,23 +18,22 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.batches import as_bytes, content, unquoted_values
+from tfdpsq.privacy.batches import as_bytes, digest_of, unquoted_values
 from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.fast.gradient_norms import precision_in_words
 from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.proof import reads as private_reads
 from tfdpsq.privacy.proof.certificate import code_fingerprint, make_certificate
-from tfdpsq.privacy.proof.ledger import ledger_in
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME, PrivateReads, ledger_in
 from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.training import Watch, digest_of_weights, train
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _ARGUMENT = (
-    "The loss of each row reads no other row. The gradients of all rows that a step "
-    "draws of one {unit} are added up and clipped to the clip norm together, so adding "
-    "or removing one {unit} moves the sum by at most the clip norm."
+    "The loss of each row reads no other row. The gradients of the rows drawn of one "
+    "{unit} are summed and clipped together, so one {unit} moves the sum by at most "
+    "the clip norm."
 )
 
 
@@ -68,13 +65,10 @@ class PrivateModel(keras.Model):
           microbatch_size: rows differentiated at a time.
           engine: how clipped sums are computed; see `engines`.
           strict: refuse validation data and withhold training losses, which are
-            measurements of private data that ε does not cover.
+            private reads that ε does not cover.
           adapted_to: "public" or "private": the data that layers such as
-            `Normalization`, if there are any, were adapted to. They are released
-            without noise, so private ones are recorded in `reads`.
-
-        Raises:
-          InputError: a model of another Keras; an unknown `adapted_to`.
+            `Normalization` were adapted to. Statistics of private ones, released
+            without noise, are recorded in `reads`.
         """
         require_own("model", model)
         super().__init__(name=f"private_{model.name}")
@@ -84,7 +78,7 @@ class PrivateModel(keras.Model):
             "adapted_to", adapted_to, ("", "public", "private")
         )
         self.steps_executed = 0
-        self.reads = private_reads.PrivateReads(strict=strict)
+        self.reads = PrivateReads(strict=strict)
         self._directory: str | None = None
         self._run_id: str | None = None
         self._fitted = _Fitted([], {})
@@ -120,8 +114,8 @@ class PrivateModel(keras.Model):
           jit_compile: compile the step with XLA.
 
         Raises:
-          InputError: an optimizer that has taken steps or has no finite rate, a loss
-            that reduces over rows, or the policy mixed_float16.
+          InputError: a used optimizer, or one without a finite rate; a loss that
+            reduces over rows; the policy mixed_float16.
         """
         optimizer = keras.optimizers.get(optimizer)
         require_new(optimizer, self.plan.spec.steps)
@@ -163,39 +157,33 @@ class PrivateModel(keras.Model):
           x: inputs, arrays of one row per example, nested as the model takes them.
           y: targets, an array of one row per example; none where there is no loss.
           groups: for unit "user", which rows are whose.
-          directory: see `train`; with it the run survives being killed. It holds the
-            seeds of the noise: call `privacy.discard_state(directory)` once the result
-            is safe.
+          directory: see `train`; with it a killed run can be resumed. Call
+            `privacy.discard_state(directory)` once the result is safe.
           steps_per_epoch: as in Keras; `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed, and pays for the whole
             plan. They get losses of private rows, so where ε is finite none may change
-            weights or the optimizer. What one writes, such as the weights that were
-            best by a loss, has no certificate.
+            weights or the optimizer; what one writes has no certificate.
           validation_data: (x, y) or (x, y, sample weights), evaluated after every
             epoch and recorded as a private read. For public data call `evaluate`.
           verbose: as in Keras.
 
         Returns:
-          Keras's history. Its losses are private measurements, recorded in `reads`;
-          in strict mode there are none.
+          Keras's history, with losses (private reads) unless `strict`.
 
         Raises:
-          InputError: a second run of the plan; not arrays of as many rows; layers
-            adapted to data that nobody declared; callbacks that set learning rates or
-            weights; what `train` raises.
+          InputError: a second run of the plan; arrays of different lengths; layers
+            adapted to undeclared data; callbacks that set rates; what `train` raises.
         """
         self._assert_compile_was_called()
         if directory is not None:
             directory = checkpoint.run_directory(directory)
         # Another ledger, or none, would not count the steps that were paid before.
         ledger = ledger_in(directory, self.plan.fingerprint)
-        goes_on = directory is not None and directory == self._directory
-        goes_on = goes_on and self._run_id == (ledger.run if ledger else None)
+        goes_on = ledger and (directory, ledger.run) == (self._directory, self._run_id)
         if self.steps_executed and not goes_on:
             raise validation.InputError(
-                f"fit has run {self.steps_executed} steps of its plan; again would "
-                "spend the same budget a second time. Make another PrivateModel, whose "
-                "epsilon adds to this one's."
+                f"fit has run {self.steps_executed} steps of its plan; more would "
+                "spend the same budget a second time. Make another PrivateModel."
             )
         self._directory = directory
         private = self.plan.spec.private
@@ -225,9 +213,6 @@ class PrivateModel(keras.Model):
             packed = tf.nest.pack_sequence_as(data, parts)
             return require_rows(self._losses_of(packed, training=True))
 
-        digest = hashlib.sha256()
-        for values in flat if directory is not None else ():
-            digest.update(content(values))
         self.stop_training = False
         try:
             epochs.watch.on_train_begin()
@@ -242,7 +227,7 @@ class PrivateModel(keras.Model):
                 engine=self.engine,
                 units=len(flat[0]) if groups is None else groups,
                 directory=directory,
-                data_fingerprint=digest.hexdigest(),
+                data_fingerprint=digest_of(flat if directory is not None else ()),
                 before_step=epochs.begin,
                 also_tried=_extreme_rows(flat, groups),
                 on_step=epochs.step,
@@ -280,8 +265,8 @@ class PrivateModel(keras.Model):
             losses = self._row_loss(data["y"], predictions)
         if self.model.losses:
             raise validation.InputError(
-                f"the model adds {len(self.model.losses)} losses of its own "
-                "(regularisation), which belong to no row. Remove them."
+                "the model adds losses (regularisation) that belong to no row. Remove "
+                "them."
             )
         if losses.shape.rank is not None and losses.shape.rank > 1:
             losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
@@ -298,8 +283,8 @@ class PrivateModel(keras.Model):
             return ""
         if found and not self._adapted_to:
             raise validation.InputError(
-                f"adapt() was called on {found}, whose statistics are released without "
-                "noise. Set adapted_to='public', or 'private', which no epsilon covers."
+                f"adapt() was called on {found}. Set adapted_to to 'public', or to "
+                "'private', which no epsilon covers."
             )
         return found
 
@@ -309,29 +294,18 @@ class PrivateModel(keras.Model):
         """Records what `fit` reads beyond ε; in the directory, if there is one."""
         if directory is not None:
             earlier = self.reads.entries
-            path = os.path.join(directory, private_reads.FILE_NAME)
-            self.reads = private_reads.PrivateReads(path, self.reads.strict)
+            path = os.path.join(directory, READS_FILE_NAME)
+            self.reads = PrivateReads(path, self.reads.strict)
             for entry in earlier:
                 self.reads.record(**entry)
         if validation_data is not None:
-            parts = tf.nest.flatten(validation_data)
-            counts = {len(part) for part in parts if part is not None}
-            if len(counts) > 1:
-                raise validation.InputError(
-                    f"the arrays of validation_data have {sorted(counts)} rows; give "
-                    "as many of each."
-                )
             self.reads.record(
                 "the validation data, after every epoch", "the history of fit()"
-            )
-            # One row: a misspelt metric would end the run after an epoch.
-            first = tf.nest.map_structure(
-                lambda values: None if values is None else values[:1], validation_data
             )
             with unquoted_values(
                 "validation_data could not be evaluated", "Nothing was spent."
             ):
-                self._evaluated(first)
+                self._evaluated(validation_data)
         if adapted and self._adapted_to == "private":
             self.reads.record(f"the data that {adapted} adapted to", "the weights")
         if not self.reads.strict:
@@ -345,8 +319,7 @@ class PrivateModel(keras.Model):
     def epsilon(self, accountant: str | None = None) -> float:
         """ε of the steps that `fit` paid for; see `PrivacyPlan.epsilon`.
 
-        That of the whole plan where a callback stopped training, as when it stopped
-        tells of the weights. No ε covers its looks at losses of private rows.
+        Where a callback stopped training these are all of the plan.
         """
         return self.plan.epsilon(self.steps_executed, accountant)
 
@@ -366,28 +339,27 @@ class PrivateModel(keras.Model):
           sensitivity_argument: why one unit moves the sum of clipped gradients by
             `plan.sensitivity` at most; `None` says that each loss reads its own row.
           fingerprints: ids of data and code; "pairs" is a keyed hash of the private
-            data, as a plain one would let guesses at them be tested.
+            data.
 
         Raises:
-          InputError: missing steps; weights changed since; no argument for a
-            `sensitivity_multiplier` above 1.
+          InputError: steps are missing; weights changed since; an argument is needed.
         """
         spec = self.plan.spec
         if self.steps_executed != spec.steps:
             raise validation.InputError(
-                f"fit has run {self.steps_executed} of {spec.steps} steps. Let it run "
-                "to the end, or call privacy.make_certificate."
+                f"fit has run {self.steps_executed} of {spec.steps} steps; finish it, "
+                "or call privacy.make_certificate."
             )
         weights, facts = self._fitted.weights, self._fitted.facts
         if not facts or digest_of_weights(weights) != facts["weights"]:
             raise validation.InputError(
-                f"the weights of {self.model.name} are others than fit left. Ask for "
-                "the certificate before they change."
+                f"the weights of {self.model.name} changed since fit. Ask for the "
+                "certificate before that."
             )
         if sensitivity_argument is None and spec.sensitivity_multiplier != 1:
             raise validation.InputError(
-                f"sensitivity_multiplier is {spec.sensitivity_multiplier}, and only "
-                "you know why it holds. Give sensitivity_argument."
+                f"sensitivity_multiplier is {spec.sensitivity_multiplier}. Give the "
+                "sensitivity_argument that derives it."
             )
         return make_certificate(
             self.plan,
@@ -404,7 +376,7 @@ class PrivateModel(keras.Model):
 
 @dataclasses.dataclass
 class _Fitted:
-    """The weights that `fit` left, and facts of their training; Keras wraps a tuple."""
+    """What `fit` left; a class, as Keras would track the weights of a tuple."""
 
     weights: list[tf.Variable]
     facts: dict[str, Any]
@@ -453,11 +425,7 @@ class _Epochs:
         self.watch.on_train_batch_end(batch, logs)
         if batch == self.per_epoch - 1 or executed == self.steps:
             if self.validation is not None:
-                with unquoted_values(
-                    f"validation_data could not be evaluated after step {executed}",
-                    f"{executed} steps of this run are spent.",
-                ):
-                    found = self.model._evaluated(self.validation)
+                found = self.model._evaluated(self.validation)
                 logs = {**logs, **{f"val_{name}": v for name, v in found.items()}}
             self.watch.on_epoch_end(epoch, logs)
             self.losses = []
@@ -471,20 +439,20 @@ class _RowLoss(keras.losses.Loss):
         super().__init__(reduction=keras.losses.Reduction.NONE)
         if getattr(function, "reduction", self.reduction) != self.reduction:
             raise validation.InputError(
-                f"loss {type(function).__name__} adds up rows before they are clipped. "
-                "Give it reduction=tf.keras.losses.Reduction.NONE."
+                f"loss {type(function).__name__} reduces over rows. Give it "
+                "reduction=tf.keras.losses.Reduction.NONE."
             )
         self._function = function
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         if tf.nest.is_nested(y_pred):
             raise validation.InputError(
-                f"the model has {len(tf.nest.flatten(y_pred))} outputs. Give one with "
-                "a single output, or with per_example_losses, and no loss."
+                "the model has several outputs. Give it per_example_losses, and "
+                "compile without a loss."
             )
         y_true, y_pred = tf.convert_to_tensor(y_true), tf.convert_to_tensor(y_pred)
-        # One number per row is one column: [B] against [B, 1] would broadcast to
-        # every pair of rows, and [B] against [B] would be averaged over rows.
+        # [B] against [B, 1] would broadcast to every pair of rows, and [B] against [B]
+        # would be averaged over rows.
         if y_pred.shape.rank == 1:
             y_pred = y_pred[:, tf.newaxis]
         if y_true.shape.rank == 1 and y_pred.shape.rank == 2 and y_pred.shape[1] == 1:
@@ -493,10 +461,7 @@ class _RowLoss(keras.losses.Loss):
 
 
 def _arrays_of(x: Any, y: Any) -> dict[str, Any]:
-    """Returns {"x": nested arrays, "y": an array}, all with the same number of rows.
-
-    Refuses a data set, and arrays without rows or of objects. Texts become bytes.
-    """
+    """Returns {"x": nested arrays, "y": an array} of equal lengths; texts as bytes."""
 
     def as_array(values: Any) -> np.ndarray:
         array = np.asarray(values)
@@ -505,8 +470,7 @@ def _arrays_of(x: Any, y: Any) -> dict[str, Any]:
         if array.ndim == 0 or 0 in array.shape or array.dtype == object:
             raise validation.InputError(
                 f"fit got a {type(values).__name__} of shape {array.shape} and of "
-                f"{array.dtype}, but the plan's sampler must draw the rows. Give "
-                "arrays of numbers or texts, one row per example."
+                f"{array.dtype}. Give arrays of numbers or texts, a row per example."
             )
         return as_bytes("a text", array) if array.dtype.kind == "U" else array
 
@@ -522,10 +486,7 @@ def _arrays_of(x: Any, y: Any) -> dict[str, Any]:
 
 
 def _extreme_rows(arrays: Sequence[np.ndarray], groups: Groups | None) -> list[int]:
-    """Returns the rows, which a unit owns, with the extreme values of each column.
-
-    An id that no embedding has, or a label of no class, is among them.
-    """
+    """Returns the rows, of some unit, with the extreme ids or labels of each column."""
     count = len(arrays[0])
     rows = np.sort(groups.rows) if isinstance(groups, Groups) else np.arange(count)
     rows = rows[rows < count]  # others are refused where rows are taken
@@ -543,18 +504,14 @@ def _extreme_rows(arrays: Sequence[np.ndarray], groups: Groups | None) -> list[i
 
 
 def _require_watching(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Refuses callbacks known to set rates or weights, by private losses.
-
-    ε would not cover these, nor could a killed run repeat them under the same noise.
-    """
+    """Refuses callbacks that set rates or weights by private losses; see `Watch`."""
     rates = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
     for callback in tf.nest.flatten(callbacks):
-        remedy = "Give the optimizer a LearningRateSchedule"
-        if getattr(callback, "restore_best_weights", False):
-            remedy = "Set restore_best_weights to False"
-        elif not isinstance(callback, rates):
-            continue
-        raise validation.InputError(
-            f"callbacks has a {type(callback).__name__}, but no ε covers a choice by a "
-            f"private loss. {remedy}."
-        )
+        if isinstance(callback, rates) or getattr(
+            callback, "restore_best_weights", False
+        ):
+            raise validation.InputError(
+                f"callbacks has a {type(callback).__name__}, which chooses by private "
+                "losses. Give the optimizer a LearningRateSchedule, or set "
+                "restore_best_weights to False."
+            )

@@ -1,7 +1,7 @@
 """Plain Keras optimizers in a logical step.
 
-Keras's optimizers know nothing of privacy: they get the noised mean gradient, and what
-they make of it is post-processing. Any will do, new or legacy.
+They get the noised mean gradient: what they make of it is post-processing. Any will do,
+new or legacy.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ _LEGACY = keras.optimizers.legacy.Optimizer
 
 
 def require_new(optimizer: Any, steps: int) -> None:
-    """Refuses an optimizer that has taken steps, or adds noise itself, or has no rate.
-
-    Raises:
-      InputError: as above; the rate is negative or not finite at some step.
-    """
+    """Raises an InputError for a used or DP optimizer, or one without a finite rate."""
     require_own("optimizer", optimizer)
     if not isinstance(optimizer, (keras.optimizers.Optimizer, _LEGACY)):
         raise validation.InputError(
@@ -42,21 +38,17 @@ def require_new(optimizer: Any, steps: int) -> None:
     if hasattr(optimizer, "_was_dp_gradients_called"):
         raise validation.InputError(
             f"optimizer is tensorflow-privacy's {type(optimizer).__name__}, which adds "
-            "noise once more. Give Keras's own; the plan adds the noise."
+            "noise once more. Give Keras's own."
         )
     if int(tf.convert_to_tensor(optimizer.iterations)):
-        raise validation.InputError(
-            "the optimizer has taken steps before, which this plan does not account "
-            "for. Make a new one."
-        )
+        raise validation.InputError("the optimizer has taken steps. Make a new one.")
     rate = _rate_of(optimizer)
     for step in np.linspace(0, steps - 1, min(steps, 200)).astype(int).tolist():
         found = rate(tf.constant(step, tf.int64)) if callable(rate) else rate
         value = np.float32(found)
         if not 0 <= value < np.inf:
             raise validation.InputError(
-                f"learning_rate is {value} at step {step}; it must be a finite number, "
-                f"not below 0, at each of the {steps} steps."
+                f"learning_rate is {value} at step {step}. Give finite rates from 0 on."
             )
 
 
@@ -68,10 +60,7 @@ def _rate_of(optimizer: Any) -> Any:
 
 
 def settings_of(optimizer: Any) -> dict[str, str]:
-    """Returns an optimizer's configuration, by name.
-
-    Keras sets jit_compile by whether there is a GPU: no step follows from it.
-    """
+    """Returns an optimizer's configuration, but for jit_compile, which Keras sets."""
     try:
         config = optimizer.get_config()
     except NotImplementedError:  # of a schedule that somebody wrote
@@ -80,11 +69,7 @@ def settings_of(optimizer: Any) -> dict[str, str]:
 
 
 def build(optimizer: Any, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Creates all slots, which must exist before a compiled function runs.
-
-    Returns:
-      The optimizer's variables, iterations and slots, in a fixed order.
-    """
+    """Creates and returns the optimizer's variables, in a fixed order."""
     if isinstance(optimizer, _LEGACY):
         optimizer._create_all_weights(variables)
         return list(optimizer.weights)

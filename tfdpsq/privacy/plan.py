@@ -1,6 +1,6 @@
-"""A spec made executable: sampler, noise scale and accounting as one object.
+"""A spec made executable: sampler, noise and accounting are one object.
 
-Because all three come from one plan, what runs is what is accounted for.
+So what runs is what is accounted for.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import json
 import math
 from collections.abc import Sequence
 
-import dp_accounting
-
 from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.randomness import sampling, secure
-from tfdpsq.privacy.spec import ACCOUNTANTS, PrivacySpec
+from tfdpsq.privacy.spec import PrivacySpec
 
 # Changes whenever a plan of the same numbers would run or be accounted otherwise.
 _LAW = "tfdpsq-plan/3"
@@ -24,7 +22,7 @@ _LAW = "tfdpsq-plan/3"
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """The way to run what a `PrivacySpec` asks for. Made by `make_plan`.
+    """How to run a `PrivacySpec`; `make_plan` makes it.
 
     Attributes:
       spec: what was asked for.
@@ -86,7 +84,7 @@ class PrivacyPlan:
     def fingerprint(self) -> str:
         """SHA-256, in hex, of everything that decides what runs and what it costs."""
         content = {
-            **self.spec.recorded(),
+            **dataclasses.asdict(self.spec),
             "delta": self.spec.target_delta,
             "max_batch_size": self.max_batch_size,
             "noise_multiplier": self.noise_multiplier,
@@ -107,28 +105,24 @@ class PrivacyPlan:
         Args:
           units: how many units the data have; `None` takes n, and `groups` their own.
           seed: secret; fresh unless a test fixes it.
-          groups: the rows of each user; for unit "user" and only for that.
+          groups: the rows of each user, for unit "user" and only for that.
 
         Raises:
-          InputError: more units than n, or another number than an exact n; `groups`
-            without unit "user", or the reverse.
+          InputError: the data do not fit n or the unit.
         """
         spec = self.spec
         if (groups is None) == (spec.unit == "user"):
             raise validation.InputError(
-                f"unit is {spec.unit!r} and groups {'' if groups is None else 'not '}"
-                "None. Give Groups.of(labels) with unit 'user', and only with it."
+                f"unit is {spec.unit!r}; 'user' needs Groups.of(labels), others none."
             )
         if groups is not None:
             units = len(groups)
         units = spec.num_units if units is None else units
         if units > spec.num_units or (spec.n_is_public and units != spec.num_units):
-            # A number that is not public is not quoted.
-            found = f"{units} units" if spec.n_is_public else "more units than that"
-            exact = "the exact number" if spec.n_is_public else "a bound"
+            found = units if spec.n_is_public else "more"  # no private number
             raise validation.InputError(
-                f"num_units is {spec.num_units}, {exact}, but the data have {found}. "
-                "Make a plan whose num_units fits the data."
+                f"num_units is {spec.num_units}, but the data have {found} units. Make "
+                "another plan."
             )
         seed = sampling.fresh_seed(spec.secure) if seed is None else seed
         if spec.secure and not isinstance(seed, secure.SecureSource):
@@ -145,18 +139,8 @@ class PrivacyPlan:
             return chosen
         return sampling.UserSampler(chosen, groups, spec.rows_per_unit)
 
-    def event(self, steps: int) -> dp_accounting.DpEvent:
-        """The event of `steps` executed logical steps, truncation apart."""
-        if not self.spec.private and steps:
-            return dp_accounting.NonPrivateDpEvent()
-        return accounting.training_event(self.noise_multiplier, *self.releases(steps))
-
     def releases(self, steps: int) -> tuple[float, int]:
-        """With which probability, and how often, `steps` steps can show a unit.
-
-        Returns:
-          (q, `steps`) for Poisson batches; (1, epochs touched) for shuffled ones.
-        """
+        """(q, `steps`) for Poisson batches; (1, epochs touched) for shuffled ones."""
         if self.spec.sampler == "poisson":
             return self.sampling_probability, steps
         steps_per_epoch = self.spec.num_units // self.spec.batch_size
@@ -173,28 +157,20 @@ class PrivacyPlan:
     def epsilon(self, steps: int, accountant: str | None = None) -> float:
         """ε spent by `steps` executed logical steps, at the spec's δ.
 
-        What truncating these steps costs is taken off δ first. It does not depend
-        on ε, so both accountants are left with the same δ.
-
         Raises:
           InputError: more steps than the plan covers; an unknown accountant.
         """
         if steps > self.spec.steps:
             raise validation.InputError(
-                f"{steps} steps were executed but the plan covers {self.spec.steps}. "
-                f"Make a plan for {steps} steps instead."
+                f"{steps} steps were executed, but the plan covers {self.spec.steps}. "
+                f"Make a plan for {steps}."
             )
-        accountant = validation.one_of(
-            "accountant", accountant or self.spec.accountant, ACCOUNTANTS
-        )
         runs = [(self, steps)] if steps else []
+        accountant = accountant or self.spec.accountant
         return epsilon_of_runs(runs, self.spec.target_delta, accountant)
 
     def epsilon_so_far(self, steps: int) -> float:
-        """A bound on `epsilon(steps)` in about a millisecond, as training goes on.
-
-        ε by RDP, or that of all steps where that is less; both bound what is spent.
-        """
+        """A bound on `epsilon(steps)`, in a millisecond: by RDP, or of all steps."""
         if not 0 < steps < self.spec.steps:
             return self.epsilon(steps)
         return min(self.epsilon(steps, "rdp"), self.epsilon(self.spec.steps))
@@ -205,24 +181,19 @@ def epsilon_of_runs(
 ) -> float:
     """ε at δ of several runs on the same units, by composing their events.
 
-    Infinite for a run without privacy, or where truncation uses up δ.
-
-    Args:
-      runs: (plan, logical steps executed) of each.
-      delta: δ of all together; what truncating their batches costs is taken off it.
-      accountant: "pld" or "rdp".
+    What truncating their batches costs is taken off δ. ε is infinite where that uses δ
+    up, or for a run without privacy. `runs` are (plan, logical steps executed).
     """
     if not all(plan.spec.private for plan, _ in runs):
         return math.inf
     left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)
-    if left <= 0:  # not so in what `make_plan` makes
+    if left <= 0:
         return math.inf
     events = sorted((plan.noise_multiplier, *plan.releases(n)) for plan, n in runs)
     return accounting.composed_epsilon(tuple(events), left, accountant)
 
 
-# By the spec's accountant, and by RDP. A larger ε promises nothing, takes PLD minutes
-# and gigabytes, and so could not be verified.
+# By the spec's accountant, and by RDP: PLD takes minutes and gigabytes to verify more.
 MOST_EPSILON, LARGEST_EPSILON = 300.0, 500.0
 
 
@@ -230,25 +201,23 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
     """Calibrates the noise so that all of `spec.steps` stay within (ε, δ).
 
     Raises:
-      InputError: no noise reaches the target, which may be MOST_EPSILON at most, and
-        LARGEST_EPSILON by RDP; or truncation alone uses up δ.
+      InputError: ε is above MOST_EPSILON, or LARGEST_EPSILON by RDP; no noise reaches
+        it; or truncation alone uses up δ.
     """
     plan = PrivacyPlan(spec, max_batch_size_of(spec), 0.0)
     if not spec.private:
         return plan
     too_much = (
-        f"epsilon is {spec.epsilon:g}, which protects nothing and could not be "
-        f"verified. Lower it to at most {MOST_EPSILON:g}, and {LARGEST_EPSILON:g} by "
-        "RDP, or set it to math.inf to train without privacy."
+        f"epsilon is {spec.epsilon:g}; at most {MOST_EPSILON:g}, and "
+        f"{LARGEST_EPSILON:g} by RDP, can be verified. Lower it, or set it to math.inf."
     )
     if spec.epsilon > MOST_EPSILON:
         raise validation.InputError(too_much)
     price = plan.truncation_delta(spec.steps)
     if price >= spec.target_delta:
         raise validation.InputError(
-            f"max_batch_size {plan.max_batch_size} truncates so often that it costs "
-            f"{price:.3g} of delta, which is {spec.target_delta:.3g}. Raise "
-            "max_batch_size or leave it unset."
+            f"max_batch_size {plan.max_batch_size} costs {price:.3g} of delta "
+            f"{spec.target_delta:.3g}. Raise it or leave it unset."
         )
     sigma = accounting.calibrate_noise_multiplier(
         spec.epsilon,
@@ -266,7 +235,7 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
 
 
 def max_batch_size_of(spec: PrivacySpec) -> int:
-    """M, units in a padded logical batch, that a plan for `spec` has."""
+    """The `max_batch_size` of a plan for `spec`."""
     if spec.sampler == "shuffled":
         return spec.batch_size
     return spec.max_batch_size or accounting.choose_max_batch_size(

@@ -1,16 +1,14 @@
 """Dropout that a resumed run repeats: layers draw from secret keys.
 
-Keras's random layers draw from TensorFlow's stateful generators, whose state no
-checkpoint holds, so a step replayed after an interruption would be another step: two
-clipped sums under one noise, whose difference has no noise at all. Inside `replayable`
-they draw statelessly instead, each call with a key of its own. The keys are secret,
-because dropout takes part in the mechanism: were the masks known, a row's gradient
-would depend on its place in the batch, and so on who else was drawn.
+Keras's random layers draw from stateful generators, whose state no checkpoint holds. A
+step replayed after an interruption would be another step: two clipped sums under one
+noise, whose difference has no noise at all. Inside `replayable` each call draws
+statelessly by a key of its own. The keys are secret: were the masks known, a row's
+gradient would depend on its place in the batch, and so on who else was drawn.
 
-Every row must have random numbers of its own. A row's clipped gradient is a function of
-the row and of its numbers; if these are independent from row to row, one row more or
-less leaves the law of the other rows' sum as it was, whatever places they move to.
-`checks` refuses losses that draw otherwise.
+A row's clipped gradient is a function of the row and of its random numbers. If these
+are independent from row to row, one row more or less leaves the law of the other rows'
+sum as it was, whatever places they move to. `checks` refuses other losses.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from tfdpsq.privacy.fast.engine import flatten
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
 
-# The scope of draws whose numbers are laid out by row: those here, and dropout of this
-# package's T5s (`layers.seeded_dropout`).
+# The scope of draws whose numbers are laid out by row.
 KEYED = "tfdpsq_keyed_draw"
 # Names of layers, and the shapes of what they draw, as far as they are static.
 Draws = list[tuple[str, tf.TensorShape]]
@@ -42,10 +39,7 @@ def replayable(
     microbatch: tf.Tensor | int,
     draws: Draws | None = None,
 ) -> Iterator[None]:
-    """Makes the layers' random numbers functions of the arguments.
-
-    A row's numbers follow from its place in the logical batch, whatever the size of the
-    microbatches.
+    """Makes a row's random numbers a function of its place in the logical batch.
 
     Args:
       layers: models and layers; those inside them count, too.
@@ -80,8 +74,7 @@ def replayable(
 class _StatelessGenerator:
     """Stands in for Keras's `backend.RandomGenerator`; takes a new key for each draw.
 
-    Numbers are made of groups of four random words, whole groups for each row, so that
-    a row's numbers follow from its place.
+    Each row has whole groups of four words, so its numbers follow from its place.
     """
 
     def __init__(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from absl import logging
 
@@ -25,19 +23,16 @@ class PrivacySpec:
     """A target guarantee and the training run that must stay within it.
 
     Attributes:
-      epsilon: target ε at `delta`; `math.inf` trains without clipping and noise, all
-        else being the same.
+      epsilon: target ε at `delta`; `math.inf` trains without clipping and noise.
       clip_norm: bound C on the L2 norm of one unit's gradient.
-      num_units: n, a public number of privacy units, which enters δ and the sampling
-        probability. With `n_is_public` it is the exact count; without, an upper bound
-        that anybody may know, and the count appears in nothing that is released.
+      num_units: n, public: the exact number of units with `n_is_public`, else an upper
+        bound that anybody may know, and no release holds the number.
       batch_size: expected number of units in one logical step, B.
       steps: logical steps that the budget must cover.
       delta: target δ; `None` takes 1/(2n) (Carranza et al. 2024, section 5).
-      unit: what neighbouring data sets differ in one of (added or removed, or with
-        shuffled batches replaced by nothing): "query", which owns exactly one row;
-        "pair", a row by itself, of which a query may have several; or "user", who owns
-        any number of rows.
+      unit: what neighbouring data sets (see `accounting`) differ in one of: "query",
+        which owns exactly one row; "pair", a row by itself, of which a query may have
+        several; or "user", who owns any number of rows.
       sampler: how logical batches are drawn, and accounted: "poisson" or "shuffled".
       accountant: what calibrates the noise: "pld", which needs a δ of at least 1e-13
         times the steps, or "rdp".
@@ -48,12 +43,11 @@ class PrivacySpec:
       n_is_public: declares that n is the exact count and may be known to all.
       rows_per_unit: k, rows of a sampled user in one step, clipped together.
       num_microbatches: G, as in tensorflow-privacy: each row drawn is dealt to one of
-        G microbatches, uniformly and independently of the others, and the gradient of
-        a microbatch, whose rows may depend on each other, is clipped as one. One unit
-        then moves one clipped gradient, by up to 2C, which `sensitivity_multiplier`
-        must say. `None`: each unit is clipped by itself.
-      secure: draw sampling, dealing and noise from a cryptographic generator, and add
-        noise that is safe in floating point (see `randomness.secure`).
+        G microbatches, uniformly and independently, which are clipped as one, as their
+        rows may depend on each other. One unit then moves the sum by up to 2C, which
+        `sensitivity_multiplier` must say. `None` clips each unit by itself.
+      secure: draw samples and noise from a cryptographic generator, and add noise that
+        is safe in floating point (see `randomness.secure`).
 
     Raises:
       InputError: a value out of range, or two values that contradict each other.
@@ -105,10 +99,11 @@ class PrivacySpec:
             logging.warning("%s", self.delta_warning)
 
     def _clashes(self) -> list[tuple[bool, str]]:
-        """Values that contradict each other: whether they do, both, and a way out."""
+        """Values that contradict each other: whether they do, and the message."""
         n, batch, maximum = self.num_units, self.batch_size, self.max_batch_size
         shuffled, multiplier = self.sampler == "shuffled", self.sensitivity_multiplier
         dealt, moved = self.num_microbatches, multiplier * self.clip_norm
+        least = 1 if dealt is None else 2  # it can turn its microbatch's gradient
         return [
             (
                 batch > n,
@@ -116,78 +111,45 @@ class PrivacySpec:
                 f"batch_size to at most {n}.",
             ),
             (
-                maximum is not None and maximum < batch,
-                f"max_batch_size {maximum} is below the expected batch_size {batch}. "
-                "Raise it or leave it unset.",
+                maximum is not None and (shuffled or maximum < batch),
+                f"max_batch_size {maximum} does not fit {self.sampler} batches of "
+                f"{batch}. Leave it unset.",
             ),
             (
                 self.delta is not None and self.delta >= 1 / n,
-                f"delta is {self.delta}, but num_units is {n}: at 1/n, publishing one "
-                f"whole record would be private. Use 1/(2n) = {0.5 / n:.3g} or less.",
+                f"delta is {self.delta}: at 1/num_units, publishing one whole record "
+                f"would be private. Use 1/(2n) = {0.5 / n:.3g} or less.",
             ),
             (
                 self.rows_per_unit > 1 and self.unit != "user",
-                f"rows_per_unit is {self.rows_per_unit}, but unit is {self.unit!r}, "
-                "which owns one row. Set rows_per_unit to 1, or unit to 'user'.",
-            ),
-            (
-                shuffled and maximum is not None,
-                f"sampler is 'shuffled', but max_batch_size is {maximum}: all batches "
-                f"have {batch} units. Leave max_batch_size unset.",
+                f"rows_per_unit is {self.rows_per_unit}, but unit is {self.unit!r}. "
+                "Set unit to 'user', or rows_per_unit to 1.",
             ),
             (
                 shuffled and not self.n_is_public,
                 "sampler is 'shuffled', but n_is_public is False: an epoch's length "
-                "tells it. Set n_is_public to True, or sampler to 'poisson'.",
+                "tells n. Set n_is_public to True, or sampler to 'poisson'.",
             ),
             (
-                multiplier < 1,
-                f"sensitivity_multiplier is {multiplier}, but one unit moves the sum "
-                "by up to clip_norm. Set it to 1 or more.",
+                multiplier < least,
+                f"sensitivity_multiplier is {multiplier}, but one unit can move the "
+                f"sum by {least} clip norms. Set sensitivity_multiplier to {least}.",
             ),
             (
                 dealt is not None and (shuffled or self.unit == "user"),
                 f"num_microbatches is {dealt} with sampler {self.sampler!r} and unit "
-                f"{self.unit!r}. Set sampler to 'poisson' and unit to 'query' or "
-                "'pair', for which its sensitivity is derived, or leave it unset.",
+                f"{self.unit!r}. Use 'poisson' and 'query' or 'pair', or leave it out.",
             ),
             (
                 dealt is not None and dealt > batch,
-                f"num_microbatches is {dealt}, but batch_size {batch}: most would be "
-                "empty. Lower num_microbatches.",
-            ),
-            (
-                dealt is not None and multiplier < 2,
-                f"num_microbatches is {dealt} and sensitivity_multiplier {multiplier}, "
-                "but one unit can turn its microbatch's clipped gradient around. Set "
-                "sensitivity_multiplier to 2.",
+                f"num_microbatches is {dealt}, above batch_size {batch}. Lower it.",
             ),
             (
                 self.private and not secure.SMALLEST <= moved <= secure.LARGEST,
-                f"{'secure is True and ' * self.secure}clip_norm {self.clip_norm}: the "
-                "sums and their noise would leave the range of float32. Set clip_norm "
-                "between 1e-18 and 1e18 over sensitivity_multiplier.",
+                f"clip_norm is {self.clip_norm}: sums and noise would leave the range "
+                "of float32. Set sensitivity_multiplier * clip_norm to 1e-18 to 1e18.",
             ),
         ]
-
-    def recorded(self) -> dict[str, Any]:
-        """The fields as certificates and fingerprints have them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_recorded(cls, fields: Mapping[str, Any]) -> PrivacySpec:
-        """The spec that a certificate records.
-
-        Raises:
-          InputError: an entry is missing, too many or out of range.
-        """
-        names = {field.name for field in dataclasses.fields(cls)}
-        if set(fields) != names:
-            raise validation.InputError(
-                f"spec must have exactly these entries: {', '.join(sorted(names))}"
-            )
-        infinite = {"epsilon": math.inf} if fields["epsilon"] == "inf" else {}
-        return cls(**{**fields, **infinite})
 
     @property
     def target_delta(self) -> float:
@@ -205,6 +167,4 @@ class PrivacySpec:
         usual = 0.5 / self.num_units
         if self.target_delta <= usual:
             return None
-        return (
-            f"delta {self.target_delta:.3g} is above the paper's 1/(2n), {usual:.3g}."
-        )
+        return f"delta {self.target_delta:.3g} is above the paper's 1/(2n), {usual:.3g}"

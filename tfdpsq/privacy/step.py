@@ -2,9 +2,7 @@
 
 A logical batch is cut into microbatches, and microbatch j goes to replica j mod R. So
 microbatches, their clipped sums and their dropout (which follows from a row's place in
-the batch) are the same for every number of replicas R; only the order in which sums are
-added up is not. The sampler drew the whole batch before, by the plan's law, and dealing
-it out changes nothing of that law.
+the batch) are the same for every R; only the order of addition is not.
 """
 
 from __future__ import annotations
@@ -63,29 +61,25 @@ def make_logical_step(
       per_example_losses: maps a microbatch (a dict of tensors with `microbatch_size`
         leading rows) to one loss per row, [microbatch_size] float32. It runs the
         model in training mode.
-      variables: the trainable variables.
+      variables: see `train`, also for what follows.
       optimizer: a Keras optimizer.
-      microbatch_size: rows differentiated at a time; a multiple of the plan's
-        `rows_clipped_together`.
-      layers: the model, or the layers that hold `variables`. Engine "fast" needs
-        them, and so does dropout that a resumed run repeats (see `replay`).
-      engine: how clipped sums are computed; see `engines`. One that is a function gets
-        all M rows on every replica, and `per_example_losses` is not called.
+      microbatch_size: a multiple of the plan's `rows_clipped_together`.
+      layers: for engine "fast", and for dropout that a resumed run repeats.
+      engine: one that is a function gets all M rows on every replica, and
+        `per_example_losses` is not called.
 
     Returns:
       A function of (batch, count, noise, keys): a dict of tensors with M leading rows,
       M a multiple of `microbatch_size`, whose "weights" [M] are 0 for padding; the
       number of leading rows in use, a scalar int32; what `RunKey.secure_noise` drew
-      for this step; and its `RunKey.step_keys`, of a number that no other step of the
-      run has. It skips microbatches past `count`, updates the variables and returns the
-      mean loss of the rows in use whose loss is finite, a private measurement. An empty
+      for this step; and its `RunKey.step_keys`. It updates the variables and returns
+      the mean of the finite losses of rows in use, a private measurement. An empty
       batch still takes a noisy step. It runs in `tf.function`, `jit_compile=True`
-      included, and by `Strategy.run`: of R replicas, number r takes the microbatches
-      r, r + R, r + 2R, … of the whole batch, and noise and result are the same on all.
+      included, and by `Strategy.run`: of R replicas, number r gets the microbatches
+      r, r + R, r + 2R, …, and noise and result are the same on all.
 
     Raises:
-      InputError: `microbatch_size` does not divide M, or parts rows that are clipped
-        together; a variable listed twice; an unknown engine.
+      InputError: a `microbatch_size` as above; a variable listed twice; an engine.
     """
     fast.require_distinct(variables)
     require_engine(engine)
@@ -99,11 +93,8 @@ def make_logical_step(
 def rows_of_batch(setup: Setup) -> int:
     """Returns M, the rows that every batch of a run is padded to.
 
-    Always the same, as a loss can read it: the most that can be drawn, rounded up to
-    whole microbatches, the same number for every replica in sync.
-
-    Raises:
-      InputError: more replicas than microbatches.
+    The most that can be drawn, rounded up to whole microbatches, the same number for
+    every replica; an InputError if there are more replicas than microbatches.
     """
     plan, size = setup.plan, setup.microbatch_size
     if callable(setup.engine):
@@ -114,11 +105,7 @@ def rows_of_batch(setup: Setup) -> int:
 
 
 def make_microbatch_sum(setup: Setup) -> Callable[[Batch, tf.Tensor], Clipped]:
-    """Builds the step's own clipped sum, for trying it before anything is spent.
-
-    Returns:
-      A function of `microbatch_size` rows and the key of random layers, [2] int64.
-    """
+    """Builds the step's clipped sum, a function of rows and of a dropout key [2]."""
     step = _Step(setup)
     zero = tf.constant(0, tf.int64)
     return lambda batch, dropout: step.of_microbatch(
@@ -132,8 +119,8 @@ class _Step:
         size = validation.positive_integer("microbatch_size", setup.microbatch_size)
         if not callable(setup.engine) and size % self._together:
             raise validation.InputError(
-                f"microbatch_size {size} parts the {self._together} rows that are "
-                "clipped together. Use a multiple of these."
+                f"microbatch_size is {size}; use a multiple of the {self._together} "
+                "rows that are clipped together."
             )
 
     def run(
@@ -150,8 +137,7 @@ class _Step:
         size = rows if whole else setup.microbatch_size
         if rows % size:
             raise validation.InputError(
-                f"the batch has {rows} rows; pad it to a multiple of microbatch_size "
-                f"{size}."
+                f"the batch has {rows} rows; pad it to a multiple of {size}."
             )
         replica = tf.distribute.get_replica_context()
         several = replica is not None and replica.num_replicas_in_sync > 1
@@ -160,32 +146,27 @@ class _Step:
             first = tf.cast(replica.replica_id_in_sync_group, tf.int64)
             every = replica.num_replicas_in_sync
 
-        def accumulate(
-            index: Any, loss_sum: Any, losses_counted: Any, *sums: Any
-        ) -> Any:
+        def accumulate(index: Any, losses: Any, *sums: Any) -> Any:
             part = _slice(batch, index * size, size)
             # Its number in the whole batch, as `share_of` deals them: so its dropout is
             # the same whatever the replicas.
             number = first + tf.cast(index, tf.int64) * every
             clipped = self.of_microbatch(part, number, keys)
-            losses = clipped.losses
-            counted = tf.math.is_finite(losses) & (part["weights"] > 0)
-            total = tf.reduce_sum(tf.where(counted, losses, 0.0))
-            loss_sum += tf.cast(total, tf.float32)
-            losses_counted += tf.reduce_sum(tf.cast(counted, tf.float32))
-            return index + 1, loss_sum, losses_counted, *_added(sums, clipped.sums)
+            counted = tf.math.is_finite(clipped.losses) & (part["weights"] > 0)
+            kept = tf.where(counted, clipped.losses, 0.0)
+            both = [tf.cast(each, tf.float32) for each in (kept, counted)]
+            losses += tf.reduce_sum(both, axis=1)
+            return index + 1, losses, *_added(sums, clipped.sums)
 
         used = (count + size - 1) // size
-        _, loss_sum, losses_counted, *sums = tf.while_loop(
+        _, losses, *sums = tf.while_loop(
             lambda index, *_: index < used,
             accumulate,
-            (tf.constant(0), tf.constant(0.0), tf.constant(0.0), *self._zero_sums()),
+            (tf.constant(0), tf.zeros([2]), *self._zero_sums()),
             maximum_iterations=rows // size,
-            # Microbatches hardly wait for each other, and TensorFlow would run ten at
-            # once: ten times the activations.
+            # TensorFlow would run ten at once: ten times the activations.
             parallel_iterations=1,
         )
-        losses = [loss_sum, losses_counted]
         if several:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(sums))
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
@@ -198,9 +179,8 @@ class _Step:
         clipped = self._differentiated(part, number, keys)
         if clipped.complete is True:
             return clipped
-        # Were the other rows of the microbatch lost with one that has no finite
-        # gradient, one unit could move the sum by a whole microbatch of clip norms. So
-        # they are taken one by one.
+        # Were other rows lost with one that has no finite gradient, one unit could move
+        # the sum by a whole microbatch of clip norms. So they are taken one by one.
         sums = tf.cond(
             clipped.complete,
             lambda: list(_added(self._zero_sums(), clipped.sums)),
@@ -229,10 +209,8 @@ class _Step:
         size = part["weights"].shape[0]
 
         def add(row: Any, *sums: Any) -> Any:
-            # As many rows as there are, which a loss can read, and all its own: padding
-            # could spoil the batch again. In its own place a unit has the dropout that
-            # it had in the batch; in a common one all would share a draw, brought about
-            # by the unit that spoilt the batch.
+            # In its own place, where it has the dropout that it had in the batch, among
+            # copies of itself: padding could spoil the batch again.
             unit = _alone(part, row, self._together)
             clipped = self._differentiated(unit, number, keys)
             return row + self._together, *_added(sums, clipped.sums)
@@ -270,8 +248,7 @@ def privatized(
     if plan.grid_step is not None:
         if len(noise) != len(sums):
             raise validation.InputError(
-                f"secure is True, but there is noise for {len(noise)} of {len(sums)} "
-                "variables. Give each step its own from RunKey.secure_noise."
+                "secure is True: give each step its noise from RunKey.secure_noise."
             )
         sums = secure.noised(sums, noise, plan.grid_step)
     elif plan.spec.private:
@@ -315,7 +292,6 @@ class CompiledStep:
 
     Attributes:
       variables: those that are trained.
-      microbatch_size: as `train` was given it.
       rows: what every batch is padded to.
       read: variables that a step reads.
     """
@@ -328,15 +304,9 @@ class CompiledStep:
         jit_compile: bool,
         batch: Arrays,
     ):
-        """Traces the step for batches like this one, of one row or more.
-
-        Raises:
-          InputError: more replicas than microbatches; XLA is to compile the step, and
-            cannot.
-        """
+        """Traces the step for batches like this one; an InputError if XLA cannot."""
         self._plan, self._key = setup.plan, key
         self.variables = setup.variables
-        self.microbatch_size = setup.microbatch_size
         self._dealt = not callable(setup.engine)
         self._at_once = rows_at_once(setup.plan, setup.microbatch_size)
         self.rows = rows_of_batch(setup)
@@ -372,29 +342,20 @@ class CompiledStep:
                 except Exception as error:  # of a class that differs by version
                     _require_operations(str(error))
 
-        self._finite = tf.function(
-            lambda: [tf.reduce_all(tf.math.is_finite(v)) for v in self.variables]
-        )
-
     def weights_finite(self) -> bool:
         """Returns whether all values of the trained variables are finite."""
-        return all(map(bool, self._finite()))
+        return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables)
 
     def rehearse(self, batch: Arrays) -> None:
         """Takes a step that the caller undoes, and logs its memory and time.
 
-        It draws noise by keys that no step of the plan takes. Rows have no weight, but
-        for one where the engine skips rows without.
-
-        Args:
-          batch: one row or more of what `__call__` will get.
+        It draws noise by keys that no step of the plan takes.
         """
         at = np.arange(self.rows)
         given = {name: values[at % len(values)] for name, values in batch.items()}
         given["weights"] = np.zeros(self.rows, np.float32)
-        in_use = self._at_once * self._replicas  # a microbatch for each replica
-        if not self._dealt:
-            in_use = 1
+        in_use = self._at_once * self._replicas if self._dealt else 1
+        if not self._dealt:  # which would skip all rows
             given["weights"][0] = 1
         self(given, in_use, self._plan.spec.steps)  # XLA compiles in the first call
         started = time.monotonic()
@@ -409,13 +370,7 @@ class CompiledStep:
         )
 
     def __call__(self, batch: Arrays, count: int, number: int) -> float:
-        """Takes a step, waits for it, and returns the mean loss over all replicas.
-
-        Args:
-          batch: see `batches.batch_of`.
-          count: leading rows in use.
-          number: of the step in the run.
-        """
+        """Takes step `number` with `count` rows of a batch; returns the mean loss."""
         with self._precisely():
             loss = self._function(*self._arguments(batch, count, number))
             return float(self._strategy.experimental_local_results(loss)[0])
@@ -450,10 +405,9 @@ class CompiledStep:
 
 
 def _require_operations(problem: str) -> None:
-    """Refuses a step of which XLA says that it lacks operations."""
     missing = problem.partition("Detected unsupported operations")[2]
     if missing:
         raise validation.InputError(
-            "jit_compile is True, but XLA does not have all operations of the step"
+            "jit_compile is True, but XLA lacks operations of the step"
             f"{missing.splitlines()[0].rpartition('_JIT')[2]}. Set it to False."
         )

@@ -1,37 +1,28 @@
 """Training: the call that runs a plan, to its end or until it is asked to stop.
 
-Order is what the guarantee rests on. A step's rows come from the plan's sampler alone;
-the ledger holds its payment, synced to disk, before it runs; a state is saved after it.
-A kill between any two of these loses work, never a payment. `train` returns how many
-steps are paid for, which is what the certificate is computed from.
+A step's rows come from the plan's sampler alone; the ledger holds its payment, synced
+to disk, before it runs; a state is saved after it. A kill between any two of these
+loses work, never a payment.
 
-Divergence: after every step a run's weights are compared with infinity and NaN. Where
-they are not finite any more the run is over, as no later step can mend them, and the
-weights are set back to those of the last step after which all were finite.
+*Divergence.* Once a weight is NaN or infinite no later step can mend it: the run ends,
+and the weights are set back to those of the last step after which all were finite.
+Which step that is follows from what the mechanism releases, so giving out its weights
+is post-processing of the whole plan's output (imagine the remaining steps taken and
+thrown away). An ε of fewer steps would not cover that choice. So all steps of the plan
+are paid for in the ledger, taken or not, and likewise where `on_step` stops a run.
 
-Privacy: which step that is follows from the iterates alone, that is from what the
-mechanism releases in each step. Choosing it, and giving out that step's weights, is
-post-processing of the whole plan's output: imagine that the remaining steps are taken
-and their output is thrown away. So the guarantee of the whole plan holds, and no
-smaller one is claimed: that training ended at step k was decided by looking at noised
-weights, which an ε of k steps does not cover. All steps of the plan are therefore paid
-for in the ledger, taken or not, and the certificate counts what is paid. The same holds
-where `on_step` stops a run.
-
-Steps between the last saved state and that step are taken again, with their rows, noise
-and dropout. They have to be the same steps, or the weights given out would be those of
-a second try, and that the first diverged would say more of the same noise; so a step
-that draws what cannot be repeated is refused (see `checks`). Two things are repeated
-only up to rounding: sums that a GPU adds up in any order (until
-`tf.config.experimental.enable_op_determinism`), and sums over another number of
-replicas. Of a first try that a kill ended, nothing leaves the private directory.
+*Repeated steps.* From the last saved state on, steps are taken again with their rows,
+noise and dropout: two different clipped sums under one noise would reveal their
+difference. So draws that cannot be repeated are refused (see `checks`). Sums are
+repeated up to rounding alone where a GPU adds in any order (until
+`tf.config.experimental.enable_op_determinism`) or the number of replicas changed; of
+the first try nothing leaves the private directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import numbers
 import os
@@ -51,7 +42,7 @@ from tfdpsq.privacy import checkpoint, checks, fast, optimizers, workers
 from tfdpsq.privacy.batches import (
     Take,
     batch_of,
-    content,
+    digest_of,
     require_same_rows,
     unquoted_values,
 )
@@ -70,34 +61,28 @@ _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 class Preempted(Exception):
-    """Asks for a run to end before its time, and tells that it did.
-
-    Attributes:
-      executed: logical steps executed. With a directory their state is saved, and
-        the same call goes on from there.
-    """
+    """Training ended early after `executed` steps; the same call goes on from there."""
 
     def __init__(self, executed: int):
-        """Takes how far the run came."""
+        """Takes the number of logical steps executed, whose state is saved."""
         super().__init__(f"training was asked to end, after step {executed}")
         self.executed = executed
 
 
 class Diverged(validation.InputError):
-    """Training diverged; the variables hold weights from before it did.
+    """Training diverged; the variables hold finite weights from before it did.
 
     Attributes:
       paid: steps paid for: all of the plan.
       diverged_at: the step after which some weight was NaN or infinite.
-      weights_of: the step whose weights the variables hold; all of them are finite.
+      weights_of: the step whose weights the variables hold.
     """
 
     def __init__(self, paid: int, diverged_at: int, weights_of: int):
-        """Takes what was paid, and which steps."""
+        """Sets the attributes."""
         super().__init__(
-            f"training diverged: after step {diverged_at} the weights hold NaN or "
-            f"infinity. Those kept are of step {weights_of}; {paid} steps are paid "
-            "for. Lower the learning rate."
+            f"training diverged after step {diverged_at}. The weights kept are of step "
+            f"{weights_of}; {paid} steps are paid for. Lower the learning rate."
         )
         self.paid, self.diverged_at, self.weights_of = paid, diverged_at, weights_of
 
@@ -125,58 +110,49 @@ def train(
 ) -> int:
     """Runs every step of `plan`.
 
-    With a `directory` the run survives being killed at any point: started again
-    with the same arguments it goes on to the same bytes as if it had not been, and
-    pays for no step twice. Without one it lives in memory alone.
+    With a `directory` a killed run, started again with the same arguments, ends with
+    the same weights and pays for no step twice.
 
-    Runs under the distribution strategy in whose scope it is called: each replica
-    takes its share of a logical batch, and noise is added once. A run may go on with
-    other replicas, to the same weights but for the order of floating-point sums. With
-    several workers all make the same call; see `workers`.
-
-    Dropout takes part in the mechanism: were its masks known, a row's gradient
-    would depend on its place in the batch, and so on who else was drawn. Layers of
-    `layers` draw from secret keys, and where ε is finite a loss that draws otherwise is
-    refused (see `replay`).
+    Under a distribution strategy each replica takes its share of a logical batch, and
+    noise is added once; a run may go on with other replicas. Several workers all make
+    the same call; see `workers`. Dropout of `layers` draws from secret keys (see
+    `replay`); where ε is finite a loss that draws otherwise is refused.
 
     Args:
       plan: sampler, noise scale, number of steps.
       per_example_losses: maps a batch to one loss per row; see `make_logical_step`.
       variables: what is trained.
       optimizer: a new Keras optimizer.
-      take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
-        rows, in that order, whatever it is; numbers may repeat. A row must follow from
-        its number alone, and so must its shape: draw at random in Keras's layers.
+      take: maps row numbers [rows] int64, in any order and repeated, to a dict of
+        arrays with `rows` leading rows. A row and its shape must follow from its number
+        alone.
       microbatch_size: rows differentiated at a time on one replica; with the spec's
         num_microbatches, a multiple of a dealt microbatch. An engine of your own gets
         whole batches, padded to a multiple of it.
       layers: the model, or the layers that hold `variables`.
-      engine: how clipped sums are computed; see `engines`. Where "fast" has no rule for
-        a layer, "rowwise" takes its place, with a warning.
+      engine: see `engines`. Where "fast" has no rule for a layer, "rowwise" takes its
+        place, with a warning.
       units: how many units the data have, `None` for the spec's n; for unit "user",
         which rows are whose.
-      directory: where secrets, states and ledger are kept (see `checkpoint`); never
-        one that is meant for release. A run refuses to go on with other frozen weights
-        or another configuration of `layers`. The loss's code is not compared.
-      data_fingerprint: any text that identifies the data, needed with `directory`; a
-        run refuses to go on with other data.
+      directory: private, for seeds, states and ledger (see `checkpoint`). A run refuses
+        to go on with other frozen weights or another configuration of `layers`; the
+        loss's code is not compared.
+      data_fingerprint: any text that identifies the data, needed with `directory`.
       save_every: steps between two saved states; what is lost by a kill is redone.
       jit_compile: compile the step with XLA.
-      seed: of the run's `RunKey`, secret; `None` takes fresh entropy. Only tests fix
-        it, without a `directory`: that keeps a seed of its own.
-      before_step: called before each step with the number of steps executed. With
-        `state` it may set those variables, such as negatives from public documents, and
-        is also called with 0 before anything is tried or restored. It must use nothing
-        of the private rows but the weights, which are released anyway: then it is
-        post-processing, and costs nothing.
-      on_step: called after each step with the number of steps executed and the
-        mean loss, a private measurement wherever the data are private. If it returns
-        `True`, training ends and the whole plan is paid for; if it raises `Preempted`,
-        on any worker, the state is saved and the run ends for now. Where ε is finite,
-        hooks may change no weight and no setting of the optimizer.
+      seed: of the run's `RunKey`, secret. Only tests fix it, without a `directory`.
+      before_step: called before each step with the number of steps executed. It may set
+        the variables of `state`, such as negatives from public documents, and is then
+        also called with 0 before anything is tried or restored. It must use nothing of
+        the private rows but the weights: then it is post-processing.
+      on_step: called after each step with the number of steps executed and the mean
+        loss, a private measurement. If it returns `True`, training ends and the whole
+        plan is paid for; if it raises `Preempted`, on any worker, the state is saved
+        and the run ends for now. Where ε is finite, hooks may change no weight and no
+        setting of the optimizer.
       state: variables that `before_step` sets, kept and restored with the weights.
-      also_tried: numbers of rows whose loss is computed before the first step, so that
-        bad values, such as the largest ids, fail before anything is paid.
+      also_tried: numbers of rows to evaluate before step 0, so that bad values, such as
+        the largest ids, fail before anything is paid.
       facts: gets the "engine" that runs.
 
     Returns:
@@ -185,35 +161,29 @@ def train(
     Raises:
       Preempted: `on_step` raised it before the last step.
       Diverged: weights were not finite, and there is a `directory`.
-      InputError: an optimizer that has taken steps, or has no finite rate; rows, loss
-        or model that `checks` refuses; other data, settings or plan than the
-        directory's; a damaged ledger or state; with `directory`, too little memory for
-        a step. All before a step is paid for, but where a later one finds no memory.
+      InputError: before a step is paid for: an optimizer that has taken steps, or has
+        no finite rate; rows, loss or model that `checks` refuses; other data, settings
+        or plan than the directory's; a damaged ledger or state; too little memory.
     """
     if directory is not None:
         directory = checkpoint.run_directory(directory)
     private, layers, variables = plan.spec.private, list(layers), list(variables)
     if private and LOG_LEVEL not in ("2", "3"):
-        logging.log_first_n(
-            logging.WARNING,
-            "TF_CPP_MIN_LOG_LEVEL is %s, so an operation that refuses a value logs "
-            "private rows to stderr. Set it to 2 before TensorFlow is imported.",
-            1,
-            LOG_LEVEL,
+        warning = (
+            "TF_CPP_MIN_LOG_LEVEL is %s, so an operation that fails may log private "
+            "rows. Set it to 2 before TensorFlow is imported."
         )
+        logging.log_first_n(logging.WARNING, warning, 1, LOG_LEVEL)
     validation.positive_integer("microbatch_size", microbatch_size)
     validation.positive_integer("save_every", save_every)
     require_engine(engine)
     optimizers.require_new(optimizer, plan.spec.steps)
     fast.require_distinct(variables)
     if directory is not None and seed is not None:
-        raise validation.InputError(
-            "seed is given, and a directory, which keeps a secret one. Leave seed out."
-        )
+        raise validation.InputError("directory keeps a seed of its own. Drop seed.")
     if not isinstance(units, (Groups, numbers.Integral, type(None))):
         raise validation.InputError(
-            f"units is a {type(units).__name__}. Give Groups.of(labels) for unit "
-            "'user', or the number of units."
+            f"units is a {type(units).__name__}. Give a number, or Groups.of(labels)."
         )
     groups, count = (units, None) if isinstance(units, Groups) else (None, units)
     at = range(count or plan.spec.num_units) if groups is None else np.sort(groups.rows)
@@ -240,19 +210,20 @@ def train(
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
         "the version of tfdpsq": tfdpsq.__version__,
-        "units": _digest_of([groups.rows, groups.offsets] if groups else [repr(count)]),
+        "units": digest_of([groups.rows, groups.offsets] if groups else [repr(count)]),
     }
     if facts is not None:
         facts["engine"] = settings["engine"]
     if directory is not None:
         settings["the model's configuration"] = _configuration(layers)
         # A step that is repeated reads them, too.
-        settings["frozen weights"] = _digest_of(_held(read, [*variables, *state]))
-    settled = _digest_of([plan.fingerprint, repr(settings)])
+        settings["frozen weights"] = digest_of(_held(read, [*variables, *state]))
+    settled = digest_of([plan.fingerprint, repr(settings)])
     workers.require_same(settled.encode(), "the plan, the model or the settings")
-    # Only the chief has a directory and pays.
-    chiefs = directory if workers.is_chief() else None
-    with _kept_in(chiefs, plan, data_fingerprint, settings) as kept:
+    kept = None
+    with contextlib.ExitStack() as stack:
+        if directory is not None and workers.is_chief():
+            kept = _open_kept(stack, directory, plan, data_fingerprint, settings)
         if private and seed is not None:
             logging.warning("epsilon does not hold against anyone who guesses seed")
         key = RunKey(plan, kept.secrets.seed if kept is not None else seed)
@@ -290,21 +261,13 @@ class Kept(NamedTuple):
     secrets: checkpoint.Secrets
 
 
-@contextlib.contextmanager
-def _kept_in(
-    directory: str | None,
+def _open_kept(
+    stack: contextlib.ExitStack,
+    directory: str,
     plan: PrivacyPlan,
     data_fingerprint: str,
     settings: Mapping[str, str],
-) -> Iterator[Kept | None]:
-    """Opens the ledger and the seeds in a directory; gives `None` without one.
-
-    Until a step is paid for, both are made again each time, the ledger first, and the
-    seeds name it. So a ledger's head and its seeds belong to one run.
-    """
-    if directory is None:
-        yield None
-        return
+) -> Kept:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     # Without a guarantee nothing is spent: a finished run may simply be done again.
     repeats = not plan.spec.private and not checkpoint.is_open(directory)
@@ -316,21 +279,18 @@ def _kept_in(
         checkpoint.steps_taken(directory),
         repeats,
     )
-    try:
-        secrets = checkpoint.open_secrets(
-            directory, ledger.run, ledger.steps_paid, settings, plan.spec.secure
-        )
-        yield Kept(directory, ledger, secrets)
-    finally:
-        ledger.close()
+    stack.enter_context(ledger)
+    secrets = checkpoint.open_secrets(
+        directory, ledger.run, ledger.steps_paid, settings, plan.spec.secure
+    )
+    return Kept(directory, ledger, secrets)
 
 
 class Watch:
     """A check that hooks change nothing that later steps depend on.
 
-    Callbacks and `on_step` get losses of private rows without noise. Were one of them
-    to set a weight or the learning rate by these, the weights would tell of the rows
-    beyond ε; and a killed run could not repeat its steps.
+    They get losses of private rows without noise: weights or rates set by these would
+    tell of the rows beyond ε, and a killed run could not repeat its steps.
     """
 
     def __init__(
@@ -342,21 +302,16 @@ class Watch:
 
     @contextlib.contextmanager
     def unchanged(self, after: str) -> Iterator[None]:
-        """Refuses a block that changes a weight, or a setting of the optimizer.
-
-        Args:
-          after: what was done before, for the InputError.
-        """
+        """Raises an InputError if the block changes a weight or the optimizer."""
         before = self._state() if self._enforce else {}
         yield
         now = self._state() if self._enforce else {}
         for name, value in before.items():
             if now[name] != value:
                 raise validation.InputError(
-                    f"{name} changed {after}, set by on_step, before_step or a "
-                    "callback, which ε does not cover. Do not release these weights; "
-                    "remove what sets it (for a rate give a LearningRateSchedule), and "
-                    "run again: with a directory, from its last saved state."
+                    f"{name} changed {after}, by a hook or callback, which ε does not "
+                    "cover. Do not release these weights; remove what sets it (for a "
+                    "rate give a LearningRateSchedule), and run again."
                 )
 
     def _state(self) -> dict[str, Any]:
@@ -375,36 +330,24 @@ def _sum_of_bits(variable: tf.Variable) -> tf.Tensor:
 
 @dataclasses.dataclass
 class _Run:
-    """A run of a plan on this worker; see `train`.
-
-    Attributes:
-      state: all variables that a saved state restores, the trained ones first.
-      sets_state: whether `before_step` sets some of them.
-      kept: the chief's alone.
-    """
+    """A run of a plan on this worker; see `train`."""
 
     plan: PrivacyPlan
     sampler: Sampler
     take: Take
     take_step: CompiledStep
-    state: Sequence[tf.Variable]
-    sets_state: bool
+    state: Sequence[tf.Variable]  # what is saved and restored
+    sets_state: bool  # `before_step` does
     before_step: Callable[[int], None] | None
     on_step: Callable[[int, float], bool | None] | None
     save_every: int
-    kept: Kept | None
+    kept: Kept | None  # the chief's alone
     watch: Watch
 
     def execute(self, tried: Mapping[str, np.ndarray], kept: bool) -> int:
-        """Takes the plan's steps and returns how many are paid for.
+        """Takes the plan's steps; returns how many are paid for.
 
-        Args:
-          tried: rows to rehearse a step with.
-          kept: whether the chief has a directory: then weights must be finite.
-
-        Raises:
-          Preempted: asked to end before the last step.
-          Diverged: weights were not finite.
+        Rows `tried` rehearse a step. `kept`: whether the chief has a directory.
         """
         steps, done = self.plan.spec.steps, self._restored()
         if kept and self.plan.spec.private:
@@ -475,16 +418,12 @@ class _Run:
             f"{named} could not be computed",
             "Check all rows, and train in a new directory; do not release these "
             f"weights, as where training ended tells of the rows. {spent}",
-            "Free some, or lower microbatch_size (now "
-            f"{self.take_step.microbatch_size}), and go on. {spent}",
+            f"Free some, or lower microbatch_size, and go on. {spent}",
         ):
             return self.take_step(batch, draw.count, number)
 
     def _rehearse(self, tried: Mapping[str, np.ndarray]) -> None:
-        """Takes a step that does not count, before the first one is paid for.
-
-        Too little memory is what most first steps fail for.
-        """
+        """Takes a step before the first is paid for, which finds too little memory."""
         paid = 0 if self.kept is None else self.kept.ledger.steps_paid
         if workers.chiefs_number(paid):
             return
@@ -508,11 +447,6 @@ class _Run:
                 directory, self.state, ledger.steps_paid, ledger.run
             )
             if start is None:
-                if not self.take_step.weights_finite():
-                    raise validation.InputError(
-                        "the weights hold NaN or infinite values before the first "
-                        "step. Start from others. Nothing was paid."
-                    )
                 # The beginning must be repeated, too: initial weights are random.
                 self._save(0)
             elif start:
@@ -526,26 +460,13 @@ class _Run:
             checkpoint.save(directory, done, self.state, ledger.run)
 
 
-# -- What is the same in every try ----------------------------------------------------
-
-
 def digest_of_weights(weights: Iterable[tf.Variable]) -> str:
     """Returns the SHA-256 of a model's weights, for its certificate."""
-    return _digest_of(np.asarray(tf.convert_to_tensor(v)) for v in weights)
-
-
-def _digest_of(values: Iterable[Any]) -> str:
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(content(np.array(value)))
-    return digest.hexdigest()
+    return digest_of(map(tf.convert_to_tensor, weights))
 
 
 def _held(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[tf.Variable]:
-    """Returns the variables of modules, then single ones, without those `apart`.
-
-    Each once, and a metric's only where it is a single one: a loss may read a metric.
-    """
+    """Returns variables of modules, but for metrics', and single ones, each once."""
     modules = _modules_of(roots)
     metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
     skipped = {id(v) for metric in metrics for v in metric.variables}
@@ -562,10 +483,7 @@ def _held(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[tf.Variable]:
 
 
 def _configuration(layers: Iterable[Any]) -> str:
-    """A digest of the layers' configurations, equal in every process that makes them.
-
-    Names are left out, since Keras numbers them by process.
-    """
+    """A digest of the layers' configurations, but for Keras's numbers in names."""
     found = []
     for module in _modules_of(layers):
         config: Any = {}
@@ -576,7 +494,7 @@ def _configuration(layers: Iterable[Any]) -> str:
                 config = module.get_config()  # without it, its layers have theirs
         found.append([type(module).__qualname__, config])
     text = json.dumps(found, sort_keys=True, default=lambda v: type(v).__qualname__)
-    return _digest_of([re.sub(r'_[0-9]+(?=["_])', "", text)])
+    return digest_of([re.sub(r'_[0-9]+(?=["_])', "", text)])
 
 
 def _modules_of(roots: Iterable[Any]) -> list[tf.Module]:

@@ -34,7 +34,7 @@ from tfdpsq.data import BeirDirectory
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import budget
-from tfdpsq.privacy.proof import reads as privacy_reads
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run import (
     audit,
     canaries,
@@ -207,7 +207,7 @@ def run(
     started = time.monotonic()
     job = open_job(config, directory, devices)
     config, directory = job.config, job.directory
-    reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
+    reads = privacy.PrivateReads(job.private / READS_FILE_NAME)
     if config.examples:
         reads.record("some private queries as they are", "report.html, results.json")
     job.prepare()

@@ -1,13 +1,12 @@
 """One forward, one backward: exact per-example clipping at nearly no extra cost.
 
-Ordinary backpropagation computes, at every layer, the gradient G_i by the layer's
-output for each example i, and only then sums over examples. This engine keeps the
-G_i and what they meet (see `factored`), gets every example's gradient norm from
-them, and forms the clipped sum Σ_i c_i·g_i directly, c_i = min(1, C/‖g_i‖): the
-"book-keeping" of Bu et al. 2023 (arXiv:2210.00038), with the cross terms of
-weights that are used more than once. In c_i the norm is replaced by an upper bound on
-it that includes rounding (see `gradient_norms`), so that C holds on devices
-that multiply in TensorFloat-32 or bfloat16, too.
+Backpropagation computes, at every layer, the gradient G_i by the layer's output for
+each example i, and only then sums over examples. This engine keeps the G_i and what
+they meet (see `factored`), gets each example's gradient norm from them, and forms the
+clipped sum Σ_i c_i·g_i, c_i = min(1, C/‖g_i‖): the "book-keeping" of Bu et al. 2023
+(arXiv:2210.00038), with the cross terms of weights that are used more than once. In c_i
+an upper bound that includes rounding stands for the norm (see `gradient_norms`), so
+that C also holds where a device multiplies in TensorFloat-32 or bfloat16.
 """
 
 from __future__ import annotations
@@ -35,20 +34,13 @@ from tfdpsq.rematerialization import rematerialized
 
 
 class ClippedSum(NamedTuple):
-    """Result of `clipped_sum`.
+    """Result of `clipped_sum`, float32 (float64 for float64 models)."""
 
-    Attributes:
-      sums: per variable, Σ_i c_i·g_i, dense and of its shape, float32 (float64
-        for float64 models).
-      norms: ‖g_i‖ over all variables together, [B / rows_per_unit] float32
-        (float64), before clipping; infinite where it is not a finite number. As
-        private as the data.
-      losses: what `per_example_losses` returned, [B].
-    """
-
-    sums: list[tf.Tensor]
+    sums: list[tf.Tensor]  # of each variable, Σ_i c_i·g_i, dense
+    # [B / rows_per_unit], ‖g_i‖ over all variables, before clipping; infinite where it
+    # is not a finite number. As private as the data.
     norms: tf.Tensor
-    losses: tf.Tensor
+    losses: tf.Tensor  # [B], what `per_example_losses` returned
 
 
 def clipped_sum(
@@ -61,11 +53,8 @@ def clipped_sum(
 ) -> ClippedSum:
     """The sum over units of each unit's clipped gradient.
 
-    A unit is one example, or the `rows_per_unit` examples of one user; then its
-    gradient is the sum of theirs, and clipped as such.
-
-    Works eagerly, in `tf.function`, inside `tf.while_loop`, and under
-    `jit_compile=True`.
+    A unit is one example, or the `rows_per_unit` examples of one user: the sum of their
+    gradients is clipped. Works eagerly and in `tf.function`, compiled by XLA or not.
 
     | a unit whose | contributes |
     |---|---|
@@ -81,19 +70,15 @@ def clipped_sum(
       per_example_losses: runs the model, in training mode, and returns one loss per
         example, [B] float, B static. Loss i must depend on example i alone.
       layers: the model, or all layers, that hold `variables`.
-      variables: the trainable variables.
+      variables: to differentiate by; one that no loss depends on has sum 0.
       clip_norm: C, above 0.
       weights: [B]; examples whose weight is not above 0 are padding.
       rows_per_unit: k; examples j·k to (j + 1)·k - 1 are unit j. It divides B.
 
-    Returns:
-      Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
-
     Raises:
-      InputError: a variable takes part in the losses in a way that no rule covers (but
-        for derivatives through a layer, which `check` finds); losses not [B]; a layer
-        run on something else than the examples; batch normalisation; a clip norm that
-        is not above 0; rows that make no whole units; a variable listed twice.
+      UncoveredError: no rule covers a use of a variable. (Only `check` finds a loss's
+        derivatives through a layer, as in a gradient penalty.)
+      InputError: other arguments than the above, or batch normalisation.
     """
     validation.positive("clip_norm", clip_norm)
     validation.positive_integer("rows_per_unit", rows_per_unit)
@@ -104,8 +89,8 @@ def clipped_sum(
     rows = recorder.rows
     if rows % rows_per_unit:
         raise validation.InputError(
-            f"there are {rows} losses, which do not make units of rows_per_unit = "
-            f"{rows_per_unit} rows. Pad them with rows of weight 0."
+            f"{rows} losses make no whole units of rows_per_unit = {rows_per_unit} "
+            "rows. Pad them with rows of weight 0."
         )
     for stray, _ in recorder.strays:
         raise UncoveredError(_uncovered(stray, layers))
@@ -135,9 +120,7 @@ def clipped_sum(
         lambda: factored.cleaned(merged, finite),
     )
     sums = [
-        factored.weighted_sum(uses, factors, v.shape)
-        if uses
-        else tf.zeros(v.shape, factored.full_dtype(v))
+        tf.cast(factored.weighted_sum(uses, factors, v.shape), factored.full_dtype(v))
         for v, uses in zip(variables, merged)
     ]
     return ClippedSum(sums, norms, losses)
@@ -152,77 +135,54 @@ def check(
 ) -> None:
     """Checks rules and model on one batch: run it once before training, eagerly.
 
-    It compares the output of every rule with that of its layer's own `call`, and the
-    sum of the examples' gradients with the ordinary gradient of the summed losses,
-    weight by weight. The loss is traced. Whether each loss depends on its own example
-    alone is looked for by `privacy.train` (see `privacy.checks`).
+    It compares the sum of the examples' gradients with the ordinary gradient of the
+    summed losses; an InputError names the weight where they differ. `privacy.checks`
+    tells whether losses read other rows. That a rule computes the same output as its
+    layer's `call` is for the rule's own test.
 
-    Args:
-      per_example_losses: as for `clipped_sum`; called with `inputs`.
-      layers: as for `clipped_sum`.
-      variables: as for `clipped_sum`.
-      tolerance: largest relative difference; 1e-4 suits float32, 0.05 bfloat16.
-      inputs: arguments of the loss, tensors, nested as it takes them.
-
-    Raises:
-      UncoveredError: a weight's gradients differ.
-      InputError: outputs differ (the message names the layer), gradients are not
-        finite, or what `clipped_sum` raises.
+    Losses, layers and variables are those of `clipped_sum`; `inputs`, tensors in any
+    nesting, are the arguments of the losses, which are traced. The largest relative
+    difference, `tolerance`, of 1e-4 suits float32; 0.05 suits bfloat16.
     """
     variables, layers = list(variables), list(layers)
-    # Autograph is for the caller's code; ours needs none.
-    context = tf.__internal__.autograph.control_status_ctx()
     of_caller = converted(per_example_losses)
-    compared: list[str] = []  # by name: the layers, in the last trace
 
     @tf.function(autograph=False)
     def measured(inputs: Sequence[Any]) -> tuple[list[tf.Tensor], ...]:
-        """Differences of outputs; each gradient's difference; each one's norm."""
-        recorder = Recorder(variables, comparing=context)
+        """Each gradient's difference; each one's norm."""
+        recorder = Recorder(variables, comparing=True)
         _, by_row = _differentiated(lambda: of_caller(*inputs), layers, recorder)
-        compared[:] = [name for name, _ in recorder.mismatches]
         plain = {variable_key(v): gradient for v, gradient in recorder.strays}
         ones, off, sizes = tf.ones([recorder.rows]), [], []
         for variable, uses in zip(variables, by_row):
             exact = plain.get(variable_key(variable), tf.zeros(variable.shape))
             exact = tf.cast(tf.convert_to_tensor(exact), tf.float64)
-            by_rules = tf.zeros(variable.shape)
-            if uses:
-                by_rules = factored.weighted_sum(uses, ones, variable.shape)
+            by_rules = factored.weighted_sum(uses, ones, variable.shape)
             off.append(tf.norm(tf.cast(by_rules, tf.float64) - exact))
             sizes.append(tf.norm(exact))
-        return [difference for _, difference in recorder.mismatches], off, sizes
+        return off, sizes
 
     with plain_errors():
-        differences, off, sizes = measured(tuple(inputs))
-    for name, difference in zip(compared, differences):
-        if not float(difference) <= tolerance:
-            raise validation.InputError(
-                f"the rule for layer {name!r} computes another output than the "
-                f"layer's own call: relative difference {float(difference):.2g}, "
-                f"allowed {tolerance}. Correct the rule."
-            )
+        off, sizes = measured(tuple(inputs))
     overall = float(tf.linalg.global_norm(list(sizes)))
     if not math.isfinite(overall):
         raise validation.InputError(
-            "the rows tried have a gradient that is NaN or infinite, though their "
-            "losses are finite. Look for such values in inputs, targets and weights."
+            "rows with finite losses have a gradient that is NaN or infinite. Look for "
+            "such values in inputs, targets and weights."
         )
     for variable, difference, size in zip(variables, off, sizes):
         # Some gradients are zero but for rounding, hence the share of the whole.
         allowed = float(size) + 1e-3 * overall
         if not float(difference) <= tolerance * allowed:
+            off_by = float(difference) / max(allowed, 1e-30)
             raise UncoveredError(
-                f"{_uncovered(variable, layers)} (Its gradient is off by "
-                f"{float(difference) / max(allowed, 1e-30):.2g} of its size, allowed "
-                f"{tolerance}.)"
+                f"{_uncovered(variable, layers)} (Its gradient is off by {off_by:.2g} "
+                f"of its size, above {tolerance}.)"
             )
 
 
 def _differentiated(
-    per_example_losses: Callable[[], tf.Tensor],
-    layers: Sequence[tf.Module],
-    recorder: Recorder,
+    per_example_losses: Callable, layers: Sequence[tf.Module], recorder: Recorder
 ) -> tuple[tf.Tensor, list[list[factored.Use]]]:
     """One forward and one backward pass: the losses, and each variable's uses."""
     with recorder.tape, capture(layers, recorder):
@@ -233,11 +193,7 @@ def _differentiated(
 
 
 def require_rows(losses: tf.Tensor) -> tf.Tensor:
-    """The losses, if they are a vector of static length.
-
-    Raises:
-      InputError: they are anything else, such as a loss reduced to a scalar.
-    """
+    """Returns the losses; an InputError if they are not a vector of static length."""
     if losses.shape.rank != 1 or losses.shape[0] is None:
         raise validation.InputError(
             f"losses have shape {losses.shape}; clipping needs one loss per row. Use "
@@ -246,23 +202,21 @@ def require_rows(losses: tf.Tensor) -> tf.Tensor:
     return losses
 
 
-def converted(function: Callable, context: Any = None) -> Callable:
+def converted(function: Callable) -> Callable:
     """Converts a caller's function, which may branch on tensors, by autograph.
 
-    This package's own code needs none, and is traced a third faster without. The
-    `context` is autograph's, by default that of the calling code.
+    Our own code needs none, and is traced a third faster without.
     """
-    context = context or tf.__internal__.autograph.control_status_ctx()
-    return tf.__internal__.autograph.tf_convert(function, context)
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 @contextlib.contextmanager
 def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
-    """While inside, every layer that has a rule and a wanted weight runs by it.
+    """While inside, layers with a rule and a wanted weight, nested ones too, run by it.
 
-    So do the layers inside them. The others run as ever: frozen layers cost nothing and
-    need no rule. A weight that is wanted and escapes all the same, say in a list of
-    weights, is found as a read outside every rule.
+    Frozen layers run as ever, and need no rule. A wanted weight that escapes, say in a
+    list of weights, is found as a read outside every rule.
     """
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
@@ -276,7 +230,6 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
                 call = _recorded_again(layer, recorder)
             else:
                 continue
-            # Plain Python about tensors: nothing in it needs converting.
             call = tf.autograph.experimental.do_not_convert(call)
             stack.enter_context(replaced(layer, call=call))
         yield
@@ -284,10 +237,7 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """While inside, an `InputError` of what is traced is raised as it was.
-
-    Autograph raises it again, with a whole traceback for a message.
-    """
+    """Raises an `InputError` of traced code as it was: autograph adds a traceback."""
     try:
         yield
     except validation.InputError as error:
@@ -297,25 +247,19 @@ def plain_errors() -> Iterator[None]:
 
 
 def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
-    """The layers given and all that they are made of, each once.
-
-    Raises:
-      InputError: a layer of another Keras, or whose parts TensorFlow cannot list.
-    """
-    found: dict[int, keras.layers.Layer] = {}
+    """The layers given and all that they are made of, each once."""
+    found: dict[keras.layers.Layer, None] = {}
     for root in layers:
         require_own("layers", root)
         try:
             modules = (root, *root.submodules)
         except ValueError as error:  # Keras's recurrent cells that drop
             raise validation.InputError(
-                f"the parts of {root.name!r} cannot be listed. If it is recurrent, use "
-                "a Dropout layer in place of its dropout and recurrent_dropout."
+                f"the parts of {root.name!r} cannot be listed. If it is recurrent, "
+                "replace its dropout and recurrent_dropout by a Dropout layer."
             ) from error
-        for module in modules:
-            if isinstance(module, keras.layers.Layer):
-                found.setdefault(id(module), module)
-    return list(found.values())
+        found |= dict.fromkeys(m for m in modules if isinstance(m, keras.layers.Layer))
+    return list(found)
 
 
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
@@ -328,22 +272,16 @@ def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
             if rule_for(layer) is None:
                 why = f"is a {type(layer).__name__}'s, which no rule covers"
             break
-    return (
-        f"{which} {why}. Freeze the weight, register a rule with register_rule, or "
-        "choose another engine."
-    )
+    return f"{which} {why}. Freeze it, use register_rule, or choose another engine."
 
 
 def _has_wanted_weight(layer: keras.layers.Layer, recorder: Recorder) -> bool:
     # Attributes, too: a layer may go by a weight that belongs to another.
-    held = [
-        value
-        for part in flatten([layer])
-        for value in (*part._trainable_weights, *vars(part).values())
-    ]
-    return any(
-        isinstance(value, tf.Variable) and recorder.wants(value) for value in held
-    )
+    for part in flatten([layer]):
+        held = (*part._trainable_weights, *vars(part).values())
+        if any(isinstance(v, tf.Variable) and recorder.wants(v) for v in held):
+            return True
+    return False
 
 
 def _by_rule(layer: keras.layers.Layer, rule: Rule, record: Recorder) -> Callable:
@@ -354,28 +292,17 @@ def _by_rule(layer: keras.layers.Layer, rule: Rule, record: Recorder) -> Callabl
                     f"layer {layer.name!r} got a {type(part).__name__}; make it dense."
                 )
         with replaced(record, layer=layer):
-            output = rule(record, layer, *args, **kwargs)
-        # A layer made of layers may hold dropout, and its parts are compared.
-        if record.comparing and not layer.submodules:
-            own = converted(type(layer).call, record.comparing)(layer, *args, **kwargs)
-            for a, b in zip(tf.nest.flatten(output), tf.nest.flatten(own)):
-                a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
-                size = tf.maximum(tf.reduce_max(tf.abs(b)), 1e-30)
-                off = tf.reduce_max(tf.abs(a - b)) / size
-                record.mismatches.append((layer.name, off))
-        return output
+            return rule(record, layer, *args, **kwargs)
 
     return call
 
 
 def _recorded_again(layer: keras.layers.Layer, record: Recorder) -> Callable:
-    """Replaces the `call` of a layer that is rematerialised.
+    """The `call` of a layer that is rematerialised (`tfdpsq.rematerialization`).
 
-    In the forward pass such a layer keeps nothing, factors included. When its gradient
-    is asked for it runs again, now by the rules of the layers inside and on a tape of
-    its own. What is small, as a LoRA update's gradients are, is formed right then;
-    large factors must be kept until all norms are known. See `tfdpsq.rematerialization`
-    for `rematerialize` and `pieces`.
+    The forward pass keeps nothing of it. When its gradient is asked for it runs again,
+    by the rules of the layers inside and on a tape of its own. Small gradients, such as
+    a LoRA update's, are formed then; large factors are kept until all norms are known.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,8 @@ Let a weight W, seen as an m × n matrix, have one example's gradient
     g = Σ_u A_uᵀ G_u,        A_u: T_u × m,  G_u: T_u × n,
 
 one term for every use u of W in the forward pass (every call of its layer, every
-layer that shares it). T is how many positions of the example met the weight. One
-factor is what went into the layer, the other the gradient that came back.
+layer that shares it). T positions of the example met the weight. One factor is what
+went into the layer, the other the gradient that came back.
 
 *Norm* (Goodfellow 2015; Li et al. 2021, arXiv:2110.05679, section 4). All uses
 stacked along T, A = [A_1; A_2; …] and G = [G_1; G_2; …], give g = AᵀG, and
@@ -17,9 +17,8 @@ where t and s run over the positions of *all* uses: the terms with t and s in
 different uses are the cross terms, without which a shared weight's norm is wrong
 in both directions. The Gram matrices cost T²(m + n) multiplications, in addition to the
 T·m·n of the sum below. To form g itself costs T·m·n, and the sum then next to
-nothing; but it takes memory, mn numbers per example instead of the T(m + n) of its
-factors. It is formed where that is less than twice as many. (From there on, writing
-and reading it was measured to take as long as it saves.)
+nothing, but mn numbers of memory per example instead of the factors' T(m + n). It is
+formed where that is less than twice as many; from there on it was measured not to pay.
 
 *Lookup* of row id_t instead of a product with a_t is a_t = e_{id_t}; then
 a_t·a_s = [id_t = id_s], and against a dense factor a_t·a_s = a_s[id_t]. No one-hot
@@ -30,13 +29,12 @@ product of the factors with all examples stacked, c_i multiplied into the smalle
 of the two. No second backward pass takes place.
 
 *Precision.* Everything here is in float32 (float64 for float64 factors), whatever the
-layers compute in. A device may multiply float32 tensors with less than float32's
-precision: a GPU rounds both operands to TensorFloat-32, a TPU to bfloat16, unless it is
-instructed otherwise. `product` asks for the highest precision that can be had;
-`gradient_norms` says what it gets, and lowers the clipping factors by what that may
-cost. Nothing else needs this: elementwise operations and reductions run in float32 on
-all of these devices, and a product that forms an example's gradient is part of the
-function, like the backward pass: it is clipped as it came out.
+layers compute in. By default a GPU rounds the operands of a float32 product to
+TensorFloat-32, and a TPU to bfloat16. `product` asks for the highest precision there
+is; `gradient_norms` says what it gets, and lowers the clipping factors accordingly.
+Nothing else needs this: elementwise operations and reductions run in float32 on these
+devices, and a product that forms an example's gradient is part of the function, like
+the backward pass: it is clipped as it came out.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Outer(NamedTuple):
 class Lookup(NamedTuple):
     """Example i's gradient is Σ_t e(ids[i, t]) ⊗ right[i, t], e a unit vector."""
 
-    ids: tf.Tensor  # [B, T] integers below m
+    ids: tf.Tensor  # [B, T] int64, below m
     right: tf.Tensor  # [B, T, n] float
 
 
@@ -86,14 +84,10 @@ def full_dtype(variable: tf.Variable) -> tf.DType:
 
 
 def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Per-example gradients of a weight that was broadcast along some axes.
+    """Per-example gradients, [B, *shape], of a weight that was broadcast.
 
-    Args:
-      gradient: [B, ...] float, by the tensor that the weight was broadcast to.
-      shape: the weight's shape, aligned with the last axes of `gradient`.
-
-    Returns:
-      [B, *shape], summed over all axes that the weight was broadcast along.
+    `gradient`, [B, ...], is by the tensor that it was broadcast to, with whose last
+    axes its `shape` is aligned.
     """
     shape = list(shape)
     missing = gradient.shape.rank - 1 - len(shape)
@@ -105,17 +99,13 @@ def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     """All uses of one weight, in the cheapest form that keeps their cross terms.
 
-    Args:
-      uses: of the weight, by the same B examples.
-      shape: the weight's shape.
-
     Returns:
-      A single `Direct`, or at most one `Outer` and one `Lookup`, `pinned`
+      A single `Direct`, or at most one `Outer` and one `Lookup` in this order, `pinned`
       for norm and sum to have the same numbers; nothing of no use.
     """
     outers = [use for use in uses if isinstance(use, Outer)]
     lookups = [use for use in uses if isinstance(use, Lookup)]
-    # How each use splits the weight into rows and columns; None: not at all.
+    # The rows of the matrix that each use makes of the weight; None: it makes none.
     splits = {use.left.shape[-1] for use in outers}
     splits |= {shape[0]} if lookups else set()
     splits |= {None} if len(outers) + len(lookups) < len(uses) else set()
@@ -125,7 +115,7 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
         merged = [Direct(tf.add_n([_gradients(use, shape) for use in uses]))]
     else:
         merged = [
-            type(same[0])(*(_concatenated(factors) for factors in zip(*same)))
+            type(same[0])(*(tf.concat(factors, axis=1) for factors in zip(*same)))
             for same in (outers, lookups)
             if same
         ]
@@ -137,8 +127,8 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
 def grouped(use: Use, size: int) -> Use:
     """The use with every `size` consecutive rows made one; `size` divides B.
 
-    Their gradients add up, which for factors is no arithmetic at all: the positions
-    of all of them become positions of one, and the cross terms between them follow.
+    Their gradients add up, which for factors is no arithmetic: the positions of all
+    become positions of one, and the cross terms follow.
     """
     if size == 1:
         return use
@@ -153,8 +143,7 @@ def grouped(use: Use, size: int) -> Use:
 def cleaned(by_weight: Sequence[list[Use]], keep: tf.Tensor) -> list[list[Use]]:
     """The weights' uses with exact zeros for examples i where keep[i], [B], is false.
 
-    A factor 0 would not do it: 0 · NaN is NaN, and in the product that sums over
-    examples it would spoil all of them.
+    A factor 0 would not do it: 0 · NaN is NaN, and would spoil the sum.
     """
 
     def clean(factor: tf.Tensor) -> tf.Tensor:
@@ -170,18 +159,12 @@ def cleaned(by_weight: Sequence[list[Use]], keep: tf.Tensor) -> list[list[Use]]:
 def weighted_sum(
     uses: Sequence[Use], factors: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
-    """Σ_i factors[i] · gradient_i of one weight.
+    """Σ_i factors[i] · gradient_i of one weight, dense and of its `shape`.
 
-    Args:
-      uses: what `merge` returned; finite wherever a factor is 0.
-      factors: [B] float.
-      shape: the weight's shape.
-
-    Returns:
-      A dense tensor of that shape, float32 (float64).
+    `uses` are merged, and finite wherever one of the `factors`, [B] float, is 0.
     """
     summed = [tf.reshape(_weighted(use, factors, shape), shape) for use in uses]
-    return tf.add_n(summed)
+    return tf.add_n(summed) if summed else tf.zeros(shape, factors.dtype)
 
 
 def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -213,18 +196,9 @@ def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
 
 
 def _product_is_cheaper(use: Outer) -> bool:
-    length, rows, columns = use.left.shape[1], use.left.shape[2], use.right.shape[2]
-    if length is None:  # then neither cost is known; the factors are there already
-        return False
-    return rows * columns < 2 * length * (rows + columns)
-
-
-def _concatenated(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    if parts[0].dtype.is_integer:
-        parts = [tf.cast(part, tf.int64) for part in parts]
-    return tf.concat(parts, axis=1)
+    (_, length, rows), columns = use.left.shape, use.right.shape[2]
+    # Of unknown length neither cost is known; the factors are there already.
+    return length is not None and rows * columns < 2 * length * (rows + columns)
 
 
 def product(
@@ -235,14 +209,8 @@ def product(
 ) -> tf.Tensor:
     """The matrix product over the last two axes, in the highest precision there is.
 
-    Args:
-      one: [..., k, l] float32 or float64.
-      other: [..., l, n], of the same dtype and leading axes.
-      transpose_a: `one` is [..., l, k].
-      transpose_b: `other` is [..., n, l].
-
-    Returns:
-      [..., k, n].
+    `one`, [..., k, l] float32 or float64, and `other`, [..., l, n], share dtype and
+    leading axes; the transpositions are those of `tf.matmul`.
     """
     if one.dtype == tf.float64 or not compiled_by_xla():
         return tf.matmul(one, other, transpose_a, transpose_b)
@@ -289,11 +257,10 @@ def compiled_by_xla() -> bool:
 
 @contextlib.contextmanager
 def true_float32() -> Iterator[None]:
-    """While inside, float32 is multiplied in float32; afterwards as it was before.
+    """While inside, float32 is multiplied in float32, not in TensorFloat-32 or 16 bits.
 
-    TensorFlow keeps one switch for TensorFloat-32 for the whole process, which every
-    operation looks at when it runs, so this must be open while a step is traced and
-    while it runs. Graph rewrites to 16 bits are off, too.
+    TensorFlow has one switch for the process, which operations look at when they run:
+    a step must be traced and run inside.
     """
     config, rewrites = tf.config.experimental, tf.config.optimizer
     before = config.tensor_float_32_execution_enabled()

@@ -13,8 +13,8 @@ factors hold, and on devices that round the operands of a product:
 | GPU, TensorFloat-32 on | TensorFloat-32 | TensorFlow's default |
 | TPU, not compiled | bfloat16 | the device's default |
 
-Let M = Σ_t ‖a_t‖·‖g_t‖, over the positions of all uses; ‖g‖ ≤ M, and where terms cancel
-M may be far larger than ‖g‖.
+Let M = Σ_t ‖a_t‖·‖g_t‖ over the positions of all uses: ‖g‖ ≤ M, far below it where
+terms cancel.
 
 - A computed inner product a_t·a_s is within (e^h - 1)·‖a_t‖·‖a_s‖ of the exact one,
   h = 2p + K·u, with p the rounding of an operand, u that of an operation and K the
@@ -35,20 +35,17 @@ and Σ M² = m gets the factor
 
     c = min(1, C / (√(n + e) + (r + r²)·√m)),
 
-and what it adds to the sum is no longer than C. A gradient whose terms cancel, so that
-nothing of its computed norm can be believed, has a bound of about √h·M: a smaller
-factor, never none. For a `Direct` gradient, clipped as it was computed, M = ‖g‖.
+and what it adds to the sum is no longer than C. Where terms cancel, so that nothing of
+the computed norm can be believed, the bound is about √h·M: a smaller factor, never
+none. For a `Direct` gradient, clipped as it was computed, M = ‖g‖.
 Squares below the smallest normal number, 2^-126, are lost. An inner product of up to
 2^25 terms loses at most 2^-101 that way, which is covered by adding 2^-100 to the
 squared lengths of a_t and g_t: h is at least as many u as there are terms. 2^-90 added
 to n covers lost products of two entries; both are far below any clip norm.
 
 For T5-small (128 + 32 tokens, float32 on a CPU) the bound is 0.06 to 0.08 % above the
-norm; it is what cancels, and what a device rounds, that makes it larger.
-
-Left out is the rounding of the additions *between* rows: like that of every DP-SGD in
-floating point, it depends on all rows together and on their order, and is at most
-T·B·u of the sum of the c_i·M_i.
+norm. Left out is the rounding of the additions *between* rows: as in every DP-SGD in
+floating point, it is at most T·B·u of the sum of the c_i·M_i.
 """
 
 from __future__ import annotations
@@ -79,26 +76,23 @@ class Arithmetic(NamedTuple):
     step: float  # |δ| ≤ u of each multiplication and addition, in whatever order
 
 
-# Accumulators of GPUs and TPUs may truncate where a CPU rounds: twice the roundoff. So
-# may a GPU where it shortens a float32 to TensorFloat-32's 11 bits.
+# GPUs and TPUs may truncate, not round, in sums and to TensorFloat-32: twice as much.
 FLOAT64 = Arithmetic("float64", 0.0, 2.0**-53)
 FLOAT32 = Arithmetic("float32", 0.0, 2.0**-24)
 _FLOAT32_ELSEWHERE = Arithmetic("float32", 0.0, 2.0**-23)
 # Six products of bfloat16 words, the smallest three of nine left out. Where words are
 # cut off, the second is less than 2^-7 and the third less than 2^-15 of a first one of
-# 1: what is left out, 2 · 2^-22 of the product of the operands, is (1 + p)^2 - 1. Where
-# they are rounded to nearest it is an eighth of that.
+# 1: what is left out, 2 · 2^-22 of the product of the operands, is (1 + p)^2 - 1; where
+# they are rounded to nearest, an eighth.
 _HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-22, 2.0**-23)
 TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
 BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
 
 
 def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
-    """The precision of the products that are made, or traced, at this moment.
+    """The precision of products of float32 or float64 that are now made or traced.
 
-    Args:
-      dtype: of their operands, float32 or float64.
-      compiled: by XLA; `None` for what is so at this moment.
+    `compiled`, by XLA, is by default what holds at this moment.
     """
     if dtype == tf.float64:
         return FLOAT64
@@ -152,9 +146,8 @@ def squared_norms(uses: Sequence[Any]) -> Squared:
             steps, made = steps + _chain(use.left.shape[-1]), 2
             squares.append(tf.square(tf.reduce_sum(length, axis=1)))
         else:
-            same = tf.cast(
-                use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :], dtype
-            )
+            equal = use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :]
+            same = tf.cast(equal, dtype)
             both = length[:, :, tf.newaxis] * length[:, tf.newaxis, :]
             squares.append(_total(same * both))
         terms.append(_total(same * met))
@@ -178,10 +171,7 @@ def squared_norms(uses: Sequence[Any]) -> Squared:
 
 
 def _squared(
-    total: tf.Tensor,
-    absolute: tf.Tensor,
-    magnitude: tf.Tensor,
-    exponent: float | tf.Tensor,
+    total: tf.Tensor, absolute: tf.Tensor, magnitude: tf.Tensor, exponent: Any
 ) -> Squared:
     """A computed ‖g‖², of terms whose absolute values sum to `absolute` at most."""
     slack = tf.cast(exponent + 8 * exponent * exponent, total.dtype)
@@ -192,15 +182,12 @@ def _squared(
 
 
 def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The norm over all weights, and what no released contribution is longer than.
-
-    Args:
-      squares: what `squared_norms` returned for each weight; at least one.
+    """The norm over all weights, from the `squared_norms` of each, and its bound.
 
     Returns:
       norms: [B] float32 (float64), as computed.
-      bounds: [B]; a row with factor c adds at most c · bound to the sum as computed.
-        Above 0; infinite where it is not a finite number.
+      bounds: [B], above 0: a row with factor c adds at most c · bound to the computed
+        sum. Infinite where it is not a finite number.
     """
     norm, error, magnitude = (
         tf.add_n([tf.cast(part, tf.float64) for part in parts])
@@ -219,10 +206,9 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _exponent(dtype: tf.DType, rounded: int, steps: float | tf.Tensor) -> float:
-    """The h within which roundings stay: a factor between e^-h and e^h.
+    """The h of a term that went through `rounded` products and `steps` roundings.
 
-    (1 + p)^2 ≤ e^2p and (1 - p)^2 ≥ e^-(2.02 p) for p ≤ 2^-7; likewise for u. A term
-    went through products of rounded operands and this many further steps.
+    (1 + p)^2 ≤ e^2p and (1 - p)^2 ≥ e^-(2.02 p) for p ≤ 2^-7; likewise for u.
     """
     _, operand, step = arithmetic(dtype)
     return 1.01 * (2 * rounded * operand + steps * step)
@@ -231,8 +217,8 @@ def _exponent(dtype: tf.DType, rounded: int, steps: float | tf.Tensor) -> float:
 def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """The product one · otherᵀ, [B, T, S], of [B, T, m] and [B, S, m].
 
-    Long inner products are cut into panels, whose results are added up by themselves:
-    in whatever order a device adds, a term meets at most `_chain(m)` roundings, not m.
+    Long inner products are cut into panels, whose results are added up: in whatever
+    order a device adds, a term meets at most `_chain(m)` roundings, not m.
     """
     width = one.shape[-1]
     if width <= _PANEL:  # without a copy
@@ -256,8 +242,8 @@ def _lengths(gram: tf.Tensor) -> tf.Tensor:
 def _total(terms: tf.Tensor) -> tf.Tensor:
     """Σ over all but the first axis, [B]: along the last one, then in float64.
 
-    So a term goes through as many roundings as the last axis is long, in whatever order
-    a device adds. (Of float64, through those of both axes.)
+    A term goes through as many roundings as the last axis is long, in whatever order a
+    device adds; in float64, as all summed axes together.
     """
     partial = tf.cast(tf.reduce_sum(terms, axis=-1), tf.float64)
     return tf.cast(tf.reduce_sum(partial, range(1, partial.shape.rank)), terms.dtype)

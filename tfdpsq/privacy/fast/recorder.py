@@ -1,16 +1,14 @@
 """Records that rules keep while layers run, and the factors made of them.
 
-The weights are read with the tape stopped, so they are constants to it: it spends
-nothing on their gradients, and any *other* read of a weight that matters for the
-loss shows up as a gradient that no rule accounts for. Not so where the loss itself
-takes derivatives through a layer, as a gradient penalty does: only `check`, which
-leaves the reads on the tape, finds those.
+Weights are read with the tape stopped: it spends nothing on their gradients, and any
+*other* read that matters for the loss shows up as a gradient that no rule accounts for.
+(Where the loss takes derivatives through a layer, as a gradient penalty does, only
+`check` finds it, which leaves the reads on the tape.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -35,42 +33,34 @@ class _Entry(NamedTuple):
 class Recorder:
     """Collects, for each use of a wanted weight, how to get its gradients.
 
-    A rule computes its layer's output from `read` weights and calls one of
-    `outer`, `lookup` and `direct` for every trainable weight it used. The tensor
-    given as `output` must be the one that the rest of the model goes on with, and
-    its first dimension must be the examples.
+    A rule computes its layer's output from `read` weights and calls one of `outer`,
+    `lookup` and `direct` for every trainable weight it used. The model must go on with
+    the tensor given as `output`, whose first dimension must be the examples.
 
     Attributes:
       tape: for the forward pass.
       variables: the weights whose gradients are wanted; others cost nothing.
-      comparing: if given, reads of weights stay on the tape, and each output is
-        compared with that of the layer's own `call`, converted in this context of
-        autograph; see `check`.
+      comparing: for `check`, reads of weights stay on the tape.
       rows: B, set as soon as there are losses.
       layer: the layer being run.
       folded: positions of each example in the first dimension, row i · folded + t being
-        example i's; set by `replaced` in rules such as TimeDistributed's. Their
-        gradients add up, cross terms included.
+        example i's; set by `replaced` in rules such as TimeDistributed's.
       silent: rules run and write nothing down.
-      mismatches: (layer's name, relative difference), where outputs were compared.
       strays: wanted weights that matter for the losses outside every rule, and the
-        gradients by them there; all reads if outputs are compared.
+        gradients by them there; all reads if `comparing`.
     """
 
-    def __init__(self, variables: Sequence[tf.Variable], comparing: Any = None):
+    def __init__(self, variables: Sequence[tf.Variable], comparing: bool = False):
         """Starts an empty record."""
         self.tape = tf.GradientTape()
         self.variables = list(variables)
         self.comparing = comparing
-        self.rows = 0
+        self.rows, self.folded, self.silent = 0, 1, False
         self.layer: Any = None
-        self.mismatches: list[tuple[str, tf.Tensor]] = []
         self.strays: list[tuple[tf.Variable, tf.Tensor]] = []
         keys = map(variable_key, self.variables)
         self._places = {key: place for place, key in enumerate(keys)}
         self._graph = _graph()
-        self.folded = 1
-        self.silent = False
         self._read: list[tf.Variable] = []
         self._entries: list[_Entry] = []
         self._adopted: list[list[factored.Use]] = [[] for _ in self.variables]
@@ -91,52 +81,38 @@ class Recorder:
         variable: tf.Variable,
         inputs: tf.Tensor,
         output: tf.Tensor,
+        width: int | None = None,
         transposed: bool = False,
-        input_axes: int = 1,
-        output_axes: int = 1,
     ) -> None:
         """Records output = inputs · W (+ anything), W the weight as a matrix.
 
         Args:
-          variable: the weight; its shape is that of an m × n matrix, or what one
-            reshapes to.
-          inputs: [B, ..., m].
-          output: [B, ..., n], the product before any nonlinearity.
-          transposed: output = inputs · Wᵀ instead, inputs [B, ..., n] and output
-            [B, ..., m].
-          input_axes: how many last axes of `inputs` make up m (or n) together.
-          output_axes: the same of `output`.
+          variable: the weight, m × n or what such a matrix reshapes to.
+          inputs: [B, ..., m], or what reshapes to it.
+          output: [B, ..., n], or what reshapes to it, before any nonlinearity.
+          width: m (n if `transposed`), by default the last axis of `inputs`.
+          transposed: output = inputs · Wᵀ: inputs [B, ..., n], output [B, ..., m].
         """
+        width = width or inputs.shape[-1]
 
         def finish(gradient: tf.Tensor) -> factored.Use:
-            rows = gradient.shape[0]
-            left = _positions(factored.full_precision(inputs), rows, input_axes)
-            right = _positions(gradient, rows, output_axes)
-            return (
-                factored.Outer(right, left)
-                if transposed
-                else factored.Outer(left, right)
-            )
+            rows, other = gradient.shape[0], variable.shape.num_elements() // width
+            left = tf.reshape(factored.full_precision(inputs), [rows, -1, width])
+            right = tf.reshape(gradient, [rows, -1, other])
+            return factored.Outer(*((right, left) if transposed else (left, right)))
 
         self._add(variable, output, finish)
 
     def lookup(self, variable: tf.Variable, ids: tf.Tensor, output: tf.Tensor) -> None:
-        """Records output = W[ids].
-
-        Args:
-          variable: the weight, [m, n].
-          ids: [B, ...] integers.
-          output: [B, ..., n].
-        """
+        """Records output = W[ids]: W [m, n], ids [B, ...] integers, [B, ..., n]."""
 
         def finish(gradient: tf.Tensor) -> factored.Use:
             # XLA reads the nearest row for an id that is none, and adds to no row.
             known = (ids >= 0) & (ids < variable.shape[0])
-            rows = gradient.shape[0]
-            gradient = tf.where(known[..., tf.newaxis], gradient, 0)
-            return factored.Lookup(
-                tf.reshape(ids, [rows, -1]), _positions(gradient, rows, 1)
-            )
+            right = tf.where(known[..., tf.newaxis], gradient, 0)
+            rows, width = gradient.shape[0], variable.shape[1]
+            left = tf.reshape(tf.cast(ids, tf.int64), [rows, -1])
+            return factored.Lookup(left, tf.reshape(right, [rows, -1, width]))
 
         self._add(variable, output, finish)
 
@@ -148,11 +124,8 @@ class Recorder:
     ) -> None:
         """Records a use whose per-example gradients are small enough to form.
 
-        Args:
-          variable: the weight.
-          output: [B, ...].
-          per_example: maps the gradient by `output`, its shape and float32, to
-            the gradient by the weight for each example, [B, *weight's shape].
+        `per_example` maps the gradient by `output`, float32 [B, ...], to each example's
+        gradient by the weight, [B, *weight's shape].
         """
 
         def finish(gradient: tf.Tensor) -> factored.Use:
@@ -163,7 +136,6 @@ class Recorder:
 
     def targets(self) -> list[Any]:
         """Lists each use's output, and the weights that something but a rule read."""
-        # Every read by a rule is off the tape.
         self._read = [v for v in self.tape.watched_variables() if self.wants(v)]
         sources = self._read
         if self.comparing:  # outside of replicas, where a variable has no handle
@@ -172,14 +144,7 @@ class Recorder:
         return [*(entry.output for entry in self._entries), *sources]
 
     def uses(self, gradients: Sequence[Any]) -> list[list[factored.Use]]:
-        """Returns each variable's uses, in full precision.
-
-        Args:
-          gradients: of the summed losses by the `targets`; `None` for no dependence.
-
-        Raises:
-          UncoveredError: a layer ran on something else than `rows` examples.
-        """
+        """Each variable's uses, from the gradients by the `targets`, None for zero."""
         strays = zip(self._read, gradients[len(self._entries) :])
         self.strays += [(v, g) for v, g in strays if g is not None]
         found = [list(uses) for uses in self._adopted]
@@ -194,19 +159,14 @@ class Recorder:
             elif first != rows:
                 raise UncoveredError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension is "
-                    f"{first}, not {rows} for {self.rows} examples. Broadcast what all "
-                    "examples share, and fold no other dimension into the first."
+                    f"{first}, not {rows} for all examples. Broadcast what they share."
                 )
             use = factored.grouped(entry.finish(gradient), entry.folded)
             found[entry.variable].append(use)
         return found
 
     def adopt(self, part: Recorder, gradients: Sequence[Any]) -> None:
-        """Takes over what a part of the forward pass, on a tape of its own, has used.
-
-        A weight's factors are put into their cheapest form at once, so that what they
-        are made of can be let go.
-        """
+        """Takes over the uses by a part of the forward pass, in their cheapest form."""
         found = part.uses(gradients)
         for variable, uses, own in zip(self.variables, found, self._adopted):
             own.extend(factored.merge(uses, variable.shape.as_list()))
@@ -223,7 +183,7 @@ class Recorder:
         if _graph() is not self._graph:
             raise UncoveredError(
                 f"layer {self.layer.name!r} runs inside a tf.function, tf.cond or "
-                "tf.while_loop of the model. Call it outside, or choose another engine."
+                "tf.while_loop. Call it outside, or choose another engine."
             )
         # The first layer's output depends on nothing that the tape watches.
         self.tape.watch(output)
@@ -233,10 +193,8 @@ class Recorder:
 
 @contextlib.contextmanager
 def replaced(target: Any, **attributes: Any) -> Iterator[None]:
-    """While inside, `target` has these attributes instead of its own.
-
-    They are put where Keras does not look: its `__setattr__` would track them.
-    """
+    """While inside, `target` has these attributes instead of its own."""
+    # By `vars`: Keras's `__setattr__` would track them.
     before = {name: vars(target)[name] for name in attributes if name in vars(target)}
     vars(target).update(attributes)
     try:
@@ -266,9 +224,3 @@ def require_distinct(variables: Sequence[tf.Variable]) -> None:
 
 def _graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _positions(values: tf.Tensor, rows: int, axes: int) -> tf.Tensor:
-    """[rows, ..., features] as [rows, T, m], the last `axes` being the features."""
-    features = values.shape[values.shape.rank - axes :]
-    return tf.reshape(values, [rows, -1, math.prod(features)])

@@ -1,8 +1,8 @@
 """Layers that the engine can run, one rule per class.
 
 A rule computes the output of its layer's `call` and tells the recorder, for every
-trainable weight, how each example's gradient follows from the gradient by that
-output. `register_rule` adds rules for other layers:
+trainable weight, how each example's gradient follows from the gradient by the output.
+`register_rule` adds rules for other layers:
 
     def scale(record, layer, inputs):
         output = inputs * record.read(layer.factor)           # [B, ..., n]
@@ -13,15 +13,15 @@ output. `register_rule` adds rules for other layers:
 
     register_rule(Scale, scale)
 
-Rules hold for exactly the class they are registered for: a subclass may compute
-anything. They run where a layer has a weight whose gradient is wanted. Layers made of
-other layers (Keras's MultiHeadAttention, any model) need none.
+A rule holds for exactly its class: a subclass may compute anything. It runs where the
+layer has a weight whose gradient is wanted. Layers made of other layers need none.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,29 +29,24 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast import factored
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.recorder import Recorder, UncoveredError, replaced
 
 Layer = Any  # of the Keras class that the rule is for
-# (recorder, layer, *what call gets) to what call returns.
-Rule = Callable[..., Any]
+Rule = Callable[..., Any]  # (recorder, layer, *what call gets) to what call returns
 
 
 def register_rule(layer_class: type[keras.layers.Layer], rule: Rule) -> None:
-    """Makes the engine run layers of exactly this class by `rule`.
+    """Makes the engine run layers of exactly this class by `rule`, in place of `call`.
 
-    Args:
-      layer_class: a Keras layer class; a rule it already has is replaced.
-      rule: called as rule(recorder, layer, *args, **kwargs) with the arguments of
-        the layer's `call`, in its place; returns what `call` would. See `Recorder`
-        for what it must record; `check` tells whether it is right.
+    It gets the recorder, the layer and the arguments of `call`. See `Recorder` for what
+    it must record; `check` tells whether it is right.
     """
     _RULES[layer_class] = rule
 
 
 def rule_for(layer: keras.layers.Layer) -> Rule | None:
-    """The rule for a layer's exact class, or `None`."""
+    """Returns the rule for a layer's exact class, or `None`."""
     kind = type(layer)
     rule = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
     return batch_normalization if rule is None and couples_examples(layer) else rule
@@ -59,8 +54,8 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 
 def couples_examples(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer may make examples depend on each other."""
-    # The class that all of Keras's batch normalisations share.
-    return isinstance(layer, keras.layers.BatchNormalization.__mro__[1])
+    shared_by_all = keras.layers.BatchNormalization.__mro__[1]
+    return isinstance(layer, shared_by_all)
 
 
 def dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
@@ -88,46 +83,38 @@ def einsum_dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor
     along = "".join(letter for letter in target if letter not in out)
     if (into + out, along + into, along + out) == (weight, source, target):
         # A product [.., m] · [m, n], which nearly every equation amounts to.
-        record.outer(
-            layer.kernel, inputs, output, input_axes=len(into), output_axes=len(out)
-        )
+        width = math.prod(layer.kernel.shape[: len(into)])
+        record.outer(layer.kernel, inputs, output, width)
     else:
         equation = f"{source},{target}->{target[0]}{weight}"
-        record.direct(
-            layer.kernel,
-            output,
-            lambda g: tf.einsum(equation, tf.cast(inputs, g.dtype), g),
-        )
+
+        def per_example(gradient: Any) -> Any:
+            return tf.einsum(equation, tf.cast(inputs, gradient.dtype), gradient)
+
+        record.direct(layer.kernel, output, per_example)
     return output if layer.activation is None else layer.activation(output)
 
 
 def _subscripts(equation: str, rank: int) -> tuple[str, str, str]:
     """The letters of input, weight and output, an ellipsis spelled out."""
     source, weight, target = re.split(",|->", equation.replace(" ", ""))
-    unused = (chr(code) for code in range(ord("A"), ord("z")) if chr(code).isalpha())
-    free = [letter for letter in unused if letter not in equation]
+    free = [letter for letter in string.ascii_letters if letter not in equation]
     elided = "".join(free[: rank - len(source.replace("...", ""))])
     return source.replace("...", elided), weight, target.replace("...", elided)
 
 
 def embedding(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
-    if inputs.dtype not in (tf.int32, tf.int64):
-        inputs = tf.cast(inputs, tf.int32)
-    output = tf.cast(
-        tf.nn.embedding_lookup(record.read(layer.embeddings), inputs),
-        layer.compute_dtype,
-    )
-    record.lookup(layer.embeddings, inputs, output)
+    ids = tf.cast(inputs, tf.int64)
+    vectors = tf.nn.embedding_lookup(record.read(layer.embeddings), ids)
+    output = tf.cast(vectors, layer.compute_dtype)
+    record.lookup(layer.embeddings, ids, output)
     return output
 
 
 def prelu(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `PReLU`: max(x, 0) - alpha · max(-x, 0), alpha shared along some axes."""
-    below = tf.nn.relu(-inputs)
-    output = tf.nn.relu(inputs) - record.read(layer.alpha) * below
-    _direct_product(record, layer.alpha, output, -below)
-    return output
+    return tf.nn.relu(inputs) - _times(record, layer.alpha, tf.nn.relu(-inputs))
 
 
 def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
@@ -142,9 +129,7 @@ def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     return output if layer.activation is None else layer.activation(output)
 
 
-def depthwise_convolution(
-    record: Recorder, layer: Layer, inputs: tf.Tensor
-) -> tf.Tensor:
+def depthwise(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `DepthwiseConv2D`, which has a small kernel for every channel."""
     _require_plain(layer, inputs)
     kernel = layer.depthwise_kernel
@@ -161,11 +146,10 @@ def depthwise_convolution(
 
         def per_example(gradient: Any) -> Any:
             rows, channels = gradient.shape[0], inputs.shape[-1]
-            window = tf.reshape(
-                patches, [rows, -1, math.prod(layer.kernel_size), channels]
-            )
+            sizes = [rows, -1, math.prod(layer.kernel_size), channels]
+            window = tf.cast(tf.reshape(patches, sizes), gradient.dtype)
             apart = tf.reshape(gradient, [rows, -1, channels, layer.depth_multiplier])
-            return tf.einsum("btwc,btck->bwck", tf.cast(window, apart.dtype), apart)
+            return tf.einsum("btwc,btck->bwck", window, apart)
 
         record.direct(kernel, output, per_example)
     return output if layer.activation is None else layer.activation(output)
@@ -185,10 +169,8 @@ def _patches(layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _require_plain(layer: Layer, inputs: tf.Tensor) -> None:
-    if layer.groups != 1:
-        raise _uncovered(layer, f"groups={layer.groups}")
-    if layer.data_format != "channels_last":
-        raise _uncovered(layer, f"data_format={layer.data_format!r}")
+    if layer.groups != 1 or layer.data_format != "channels_last":
+        raise _uncovered(layer, f"groups={layer.groups} or {layer.data_format}")
     if inputs.shape.rank != layer.rank + 2:
         raise _uncovered(layer, "more than one batch dimension")
 
@@ -200,21 +182,18 @@ def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf
         raise _uncovered(layer, f"axis={axes}, the examples' or not in ascending order")
     with replaced(layer, gamma=None, beta=None):
         unit = type(layer).call(layer, inputs)
-    shape = [
-        size if axis in axes else 1 for axis, size in enumerate(inputs.shape) if axis
-    ]
+    sizes = list(enumerate(inputs.shape))[1:]
+    shape = [size if axis in axes else 1 for axis, size in sizes]
     return _scaled(record, layer, unit, shape)
 
 
-def group_normalization(
-    record: Recorder, layer: Layer, inputs: tf.Tensor, **options: Any
-) -> tf.Tensor:
+def group_normalization(record: Recorder, layer: Layer, inputs: Any, **kw: Any) -> Any:
     """Runs `GroupNormalization`; scale and offset follow its own code."""
     axis = layer.axis % inputs.shape.rank
     if axis == 0:
         raise _uncovered(layer, "axis=0, the examples'")
     with replaced(layer, scale=False, center=False):
-        unit = type(layer).call(layer, inputs, **options)
+        unit = type(layer).call(layer, inputs, **kw)
     shape = [1] * (inputs.shape.rank - 1)
     shape[axis - 1] = inputs.shape[axis]
     return _scaled(record, layer, unit, shape)
@@ -227,54 +206,35 @@ def batch_normalization(
     training = layer._get_training_value(training)
     if tf.is_tensor(training) or training:
         raise validation.InputError(
-            f"layer {layer.name!r} normalises over the batch. Use LayerNormalization, "
-            "or freeze the layer (trainable = False)."
+            f"layer {layer.name!r} normalises over the batch. Freeze it "
+            "(trainable = False), or use LayerNormalization."
         )
     return type(layer).call(layer, inputs, training=False)
 
 
-def t5_layer_norm(
-    record: Recorder, layer: Layer, hidden_states: tf.Tensor
-) -> tf.Tensor:
+def t5_layer_norm(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs keras-nlp's `T5LayerNorm`: x / rms(x) · weight."""
-    variance = tf.reduce_mean(tf.square(hidden_states), axis=-1, keepdims=True)
-    unit = hidden_states * tf.math.rsqrt(variance + layer.epsilon)
-    output = record.read(layer.weight) * unit
-    _direct_product(record, layer.weight, output, unit)
-    return output
+    variance = tf.reduce_mean(tf.square(inputs), axis=-1, keepdims=True)
+    unit = inputs * tf.math.rsqrt(variance + layer.epsilon)
+    return _times(record, layer.weight, unit)
 
 
-def _scaled(
-    record: Recorder, layer: Layer, unit: tf.Tensor, shape: Sequence[int]
-) -> tf.Tensor:
+def _scaled(record: Recorder, layer: Layer, unit: Any, shape: Sequence[int]) -> Any:
     """`unit` · gamma + beta, both of `shape` against the last axes of the unit."""
-    output = unit
-
-    def as_unit(weight: Any) -> Any:
-        return tf.cast(tf.reshape(record.read(weight), shape), unit.dtype)
-
-    if layer.scale:
-        output *= as_unit(layer.gamma)
+    output = _times(record, layer.gamma, unit, shape) if layer.scale else unit
     if layer.center:
-        output += as_unit(layer.beta)
+        output += tf.cast(tf.reshape(record.read(layer.beta), shape), unit.dtype)
         record.direct(layer.beta, output, lambda g: sum_to(g, shape))
-    if layer.scale:
-        _direct_product(record, layer.gamma, output, unit, shape)
     return output
 
 
-def time_distributed(
-    record: Recorder, layer: Layer, inputs: Any, **options: Any
-) -> Any:
+def time_distributed(record: Recorder, layer: Layer, inputs: Any, **rest: Any) -> Any:
     """Runs `TimeDistributed`, which folds time into the examples' dimension."""
-    call = type(layer).call
     if not layer._always_use_reshape:  # a loop over time, where the rules inside run
-        return call(layer, inputs, **options)
-    steps = tf.nest.flatten(inputs)[0].shape[1]
-    if steps is None:
+        return type(layer).call(layer, inputs, **rest)
+    if tf.nest.flatten(inputs)[0].shape[1] is None:
         raise _uncovered(layer, "inputs without a static number of time steps")
-    with replaced(record, folded=record.folded * steps):
-        return call(layer, inputs, **options)
+    return folded(record, layer, inputs, **rest)
 
 
 def folded(record: Recorder, layer: Layer, inputs: Any, **options: Any) -> Any:
@@ -287,7 +247,11 @@ def folded(record: Recorder, layer: Layer, inputs: Any, **options: Any) -> Any:
 def scale(record: Recorder, layer: Layer, scores: tf.Tensor) -> tf.Tensor:
     """Runs tfdpsq's `Scale`: exp(w) · scores, whose gradient by w is itself · g."""
     output = tf.exp(record.read(layer.log_scale)) * scores
-    _direct_product(record, layer.log_scale, output, output)
+
+    def per_example(gradient: Any) -> Any:
+        return sum_to(gradient * tf.cast(output, gradient.dtype), [])
+
+    record.direct(layer.log_scale, output, per_example)
     return output
 
 
@@ -296,15 +260,13 @@ def reversible_embedding(
 ) -> tf.Tensor:
     """Runs keras-nlp's `ReversibleEmbedding`: ids to vectors, or vectors to logits.
 
-    Tied, logits = hidden · Eᵀ, so that E's gradient is dlogitsᵀ · hidden: the
-    gradient that comes back is the *left* factor.
+    Tied, logits = hidden · Eᵀ, and E's gradient is dlogitsᵀ · hidden.
     """
     if not reverse:
         return embedding(record, layer, inputs)
     weight = layer.embeddings if layer.tie_weights else layer.reverse_embeddings
     kernel = record.read(weight)
-    # Under mixed precision keras-nlp still multiplies in the weights' own dtype, though
-    # Keras has rounded a `reverse_embeddings` that is read.
+    # Under mixed precision, too, keras-nlp multiplies in the weights' own dtype.
     dtype = layer.reverse_dtype or layer.variable_dtype
     inputs, kernel = tf.cast(inputs, dtype), tf.cast(kernel, dtype)
     output = tf.matmul(inputs, kernel, transpose_b=layer.tie_weights)
@@ -315,19 +277,12 @@ def reversible_embedding(
 def position_embedding(
     record: Recorder, layer: Layer, inputs: tf.Tensor, start_index: tf.Tensor | int = 0
 ) -> tf.Tensor:
-    """Runs keras-nlp's `PositionEmbedding`: one vector per position, for all rows."""
-    table = layer.position_embeddings
-    length = tf.shape(inputs)[-2]
-    values = tf.slice(record.read(table), [start_index, 0], [length, inputs.shape[-1]])
-    output = tf.broadcast_to(values, tf.shape(inputs))
+    """Runs keras-nlp's `PositionEmbedding`, which looks up each row's positions."""
+    ids = start_index + tf.range(tf.shape(inputs)[-2])
+    ids = tf.broadcast_to(ids, tf.shape(inputs)[:-1])
+    output = tf.gather(record.read(layer.position_embeddings), ids)
     output.set_shape(inputs.shape)
-
-    def per_example(gradient: Any) -> Any:
-        sums = sum_to(gradient, gradient.shape[-2:])
-        after = table.shape[0] - start_index - length
-        return tf.pad(sums, [[0, 0], [start_index, after], [0, 0]])
-
-    record.direct(table, output, per_example)
+    record.lookup(layer.position_embeddings, ids, output)
     return output
 
 
@@ -337,35 +292,27 @@ def t5_attention(
     """Runs keras-nlp's `T5MultiHeadAttention`, whose projections have rules.
 
     What is left is the relative position bias, a table [buckets, heads] from which
-    the layer makes one [1, heads, q, k] bias for all examples. Here every example
-    gets a copy of its own, so that its gradient G_i stays apart, and the table's is
-
-        Σ_{q,k} [bucket(q, k) = b] · G_i[head, q, k].
+    the layer makes one [1, heads, q, k] bias for all examples. Here each example gets
+    a copy of its own, so that its gradient stays apart.
     """
     call = type(layer).call
     table = getattr(layer, "relative_attention_bias", None)
     if table is None or not record.wants(table):
         return call(layer, hidden_states, *args, **kwargs)
-    buckets, heads = table.shape
+    buckets = table.shape[0]
 
-    def compute_bias(query_length: Any, key_length: Any) -> Any:
-        position = tf.range(key_length)[None, :] - tf.range(query_length)[:, None]
-        ids = layer._relative_position_bucket(
-            position,
-            bidirectional=not layer.is_decoder,
-            num_buckets=layer.relative_attention_buckets,
-            max_distance=layer.relative_attention_max_distance,
-        )
+    def compute_bias(*lengths: Any) -> Any:
+        # The layer's own code picks from a table of numbers: the bucket of each (q, k).
+        numbers = tf.range(buckets)[:, tf.newaxis]
+        with replaced(layer, relative_attention_bias=numbers):
+            ids = type(layer).compute_bias(layer, *lengths)[0, 0]
         values = tf.transpose(tf.gather(record.read(table), ids), [2, 0, 1])
         rows = hidden_states.shape[0] or tf.shape(hidden_states)[0]
         output = tf.tile(values[tf.newaxis], [rows, 1, 1, 1])
 
         def per_example(gradient: Any) -> Any:
-            which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
-            # A product, not a segment sum: it is small, and quick on every device.
-            flat = tf.reshape(gradient, [gradient.shape[0] * heads, -1])
-            sums = tf.reshape(factored.product(flat, which), [-1, heads, buckets])
-            return tf.transpose(sums, [0, 2, 1])
+            which = tf.one_hot(ids, buckets, dtype=gradient.dtype)
+            return tf.einsum("bhqk,qkn->bnh", gradient, which)
 
         record.direct(table, output, per_example)
         return output
@@ -381,22 +328,18 @@ def _with_bias(record: Recorder, layer: Layer, output: tf.Tensor) -> tf.Tensor:
     return output
 
 
-def _direct_product(
-    record: Recorder,
-    weight: tf.Variable,
-    output: tf.Tensor,
-    other: tf.Tensor,
-    shape: Sequence[int] | None = None,
-) -> None:
-    """Records output = weight · other (+ anything), elementwise."""
+def _times(record: Recorder, weight: Any, other: Any, shape: Any = None) -> Any:
+    """Runs the elementwise product of a weight, of this shape if given, and `other`."""
     shape = weight.shape.as_list() if shape is None else shape
+    output = tf.cast(tf.reshape(record.read(weight), shape), other.dtype) * other
     record.direct(weight, output, lambda g: sum_to(g * tf.cast(other, g.dtype), shape))
+    return output
 
 
 def _uncovered(layer: Layer, what: str) -> UncoveredError:
     return UncoveredError(
-        f"layer {layer.name!r} has {what}, which no rule covers. Change it, register a "
-        "rule, or choose another engine."
+        f"layer {layer.name!r} has {what}, which no rule covers. Change it, register "
+        "a rule, or choose another engine."
     )
 
 
@@ -404,7 +347,7 @@ _RULES: dict[type, Rule] = {
     keras.layers.Conv1D: convolution,
     keras.layers.Conv2D: convolution,
     keras.layers.Dense: dense,
-    keras.layers.DepthwiseConv2D: depthwise_convolution,
+    keras.layers.DepthwiseConv2D: depthwise,
     keras.layers.EinsumDense: einsum_dense,
     keras.layers.Embedding: embedding,
     keras.layers.GroupNormalization: group_normalization,

@@ -1,26 +1,26 @@
 """The cost of several runs together: composition of their events.
 
-**One log.** Every run is DP-SGD on the same units, so what an observer of all releases
-learns is the composition of their events, over the steps that ran: by PLD at one δ, off
+**One log.** Every run is DP-SGD on the same units, so an observer of all releases
+learns the composition of their events, over the steps that ran: by PLD at one δ, off
 which the truncation of every run is taken. That is less than the sum of the stated ε.
-What is made from a released artefact and public data carries the same certificate and
-costs nothing (post-processing), so a run counts once, by its id.
+What is made from a released artefact and public data has the same certificate and costs
+nothing (post-processing), so a run counts once, by its id.
 
 **Neighbours.** Poisson batches protect a unit that is added or removed, shuffled ones a
 unit x that is replaced by nothing, all others keeping their places (zero-out). Where
 each unit's clipped gradient depends on that unit alone, or on all that were drawn, the
 guarantee of Poisson batches holds for the second kind of neighbours, too: q = B/n is
 the same, and so are the other units' draws U. While |U| < M no unit is cut off, and
-with nothing in the place of x the sum is that of U, whether x is drawn or not; it is
-N(f(U), ·) against the mixture that x makes of it, as where x is removed. That
-|U| ≥ M is paid for in δ, as there (`accounting`). So runs of both kinds compose for
-zero-out neighbours, and the total says so. Not so those whose rows are dealt to groups
-(`num_microbatches`): an empty place there can cost another unit its own.
+with nothing in the place of x the sum is that of U, N(f(U), ·), whether x is drawn or
+not, against the mixture that x makes of it, as where x is removed. That |U| ≥ M is paid
+for in δ, as there (`accounting`). So runs of both kinds compose for zero-out
+neighbours. Not so those whose rows are dealt to groups (`num_microbatches`): an empty
+place there can cost another unit its own.
 
-**A run that starts from released weights** (or follows a histogram). A unit can be in
-both logs: given what was released before, this run is DP-SGD from weights that are then
-fixed, so all events compose adaptively. Where the logs are declared disjoint, for a
-unit of an earlier log this run is post-processing; for a unit of this log the earlier
+**A run that starts from released weights** (or follows a histogram). Given what was
+released before, it is DP-SGD from weights that are then fixed, so for a unit that can
+be in both logs all events compose adaptively. Where the logs are declared disjoint, for
+a unit of an earlier log this run is post-processing; for a unit of this log the earlier
 runs have one law for both neighbours. So the largest ε and the largest δ hold (parallel
 composition). Logs cut by time share no query, but they can share a user: for unit
 "user" they compose. Where only some logs are declared disjoint from each other, all
@@ -31,8 +31,8 @@ sampling, steps) were fixed without looking at earlier releases of the same pair
 they train, such as weights to start from, may depend on those. For settings chosen
 after looking, the sum of ε and of δ holds, if a bound on it was fixed before the first
 release (basic composition as a privacy filter: Rogers et al. 2016). So both are given.
-A run that stopped early may have been stopped for what its noised weights showed, so
-the sum counts all steps that it had planned.
+A run that stopped early may have done so for what its noised weights showed, so the sum
+counts all steps that it had planned.
 """
 
 from __future__ import annotations
@@ -54,46 +54,27 @@ LEAST_LEFT = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The part of a certificate that decides what its own run costs.
+    """The part of a certificate that decides what its own run costs."""
 
-    Attributes:
-      key: run id, or another unique name.
-      plan: what ran.
-      steps: logical steps that were paid.
-      pairs: fingerprint of the private pairs; `None` if unknown.
-      apart: fingerprints of earlier pairs that were declared to share no unit with it.
-    """
-
-    key: str
+    key: str  # run id, or another unique name
     plan: PrivacyPlan
-    steps: int
-    pairs: str | None = None
-    apart: frozenset[str] = frozenset()
+    steps: int  # logical steps that were paid
+    pairs: str | None = None  # fingerprint of the private pairs, if known
+    apart: frozenset[str] = frozenset()  # earlier pairs declared to share no unit
 
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """Several runs together.
+    """Several runs together."""
 
-    Attributes:
-      delta: δ that ε is computed at.
-      epsilon_pld: ε by PLD.
-      epsilon_rdp: ε by RDP.
-      epsilon_sum: sum of the runs' ε by PLD, each to its last planned step.
-      delta_sum: δ that goes with it.
-      runs: number of runs.
-      runs_of_one_unit: largest number of runs whose logs can share a unit.
-      stopped_early: number of runs that took fewer steps than planned.
-    """
-
-    delta: float
+    delta: float  # of the next two
     epsilon_pld: float
     epsilon_rdp: float
-    epsilon_sum: float
+    epsilon_sum: float  # by PLD, each run to its last planned step
     delta_sum: float
     runs: int
-    runs_of_one_unit: int
-    stopped_early: int
+    runs_of_one_unit: int  # largest number of runs whose logs can share a unit
+    stopped_early: int  # runs that took fewer steps than planned
 
 
 def follow(
@@ -103,14 +84,9 @@ def follow(
     earlier: Sequence[Run] = (),
     disjoint: str | None = None,
 ) -> Run:
-    """Returns a run, still without an id, that starts from what others released.
+    """Returns a run, still without an id, that starts from what `earlier` released.
 
-    Args:
-      plan: what runs.
-      steps: logical steps.
-      pairs: fingerprint of its pairs.
-      earlier: the runs whose releases it starts from, if any.
-      disjoint: see `Certificate`.
+    `pairs` is the fingerprint of its pairs; `disjoint` is as in `Certificate`.
 
     Raises:
       InputError: no total is proved for all of them; or logs are declared disjoint
@@ -122,9 +98,8 @@ def follow(
         before = frozenset(run.pairs or "" for run in earlier)
         if not pairs or before & {pairs, ""}:
             raise validation.InputError(
-                f"disjoint is {disjoint!r}, but the fingerprints of the pairs, {pairs} "
-                f"here and {', '.join(before)} before, do not tell the logs apart. "
-                "Leave disjoint out."
+                f"disjoint is {disjoint!r}, but pairs {pairs} and earlier "
+                f"{', '.join(before)} do not tell the logs apart. Leave disjoint out."
             )
         if separates(disjoint, plan.spec.unit):
             own = dataclasses.replace(own, apart=before)
@@ -133,14 +108,14 @@ def follow(
         problem = "a run has epsilon inf"
     if problem:
         raise validation.InputError(
-            f"what it starts from cannot be continued: {problem}. Give both runs one "
-            "unit, one sampler and a finite epsilon, or start from public weights."
+            f"the earlier run cannot be continued: {problem}. Give both one unit, one "
+            "sampler and a finite epsilon, or start from public weights."
         )
     return own
 
 
 def separates(disjoint: str, unit: str) -> bool:
-    """Returns whether logs that are disjoint in this way share no unit."""
+    """Returns whether logs disjoint by "time" or "user" share no unit."""
     return disjoint == "user" or unit != "user"
 
 
@@ -148,10 +123,7 @@ def adjacency_of(runs: Sequence[Run]) -> str:
     """Returns what neighbouring data sets of all runs differ in, in words."""
     if all(run.plan.spec.sampler == "poisson" for run in runs):
         return "add or remove one unit"
-    return (
-        "replace all that one unit owns by nothing, every other unit keeping its place "
-        "(zero-out)"
-    )
+    return "replace one unit by nothing, all others keeping their places (zero-out)"
 
 
 def difference(runs: Sequence[Run]) -> str | None:
@@ -171,8 +143,7 @@ def compose(groups: Sequence[Sequence[Run]], delta: float | None = None) -> Tota
 
     Args:
       groups: runs on logs that share no unit with those of other groups (`sharing`).
-      delta: δ to compute ε at; `None` takes the smallest of a group, at which the
-        composed ε is at least that of each run.
+      delta: δ to compute ε at; `None` takes the smallest of a group.
 
     Raises:
       InputError: no total is proved for the runs, or δ is out of range.
@@ -190,10 +161,7 @@ def compose(groups: Sequence[Sequence[Run]], delta: float | None = None) -> Tota
 
 
 def sharing(runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups runs by what their certificates declare of their logs.
-
-    If every two logs are declared disjoint, each is a group; else all are one.
-    """
+    """Returns each log's runs, if every two are declared disjoint, else one group."""
     logs: dict[str, list[Run]] = {}
     for run in runs:
         logs.setdefault(run.pairs or f"pairs of {run.key}", []).append(run)
@@ -214,7 +182,7 @@ def _once(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         if found.setdefault(run.key, run) != run:
             raise validation.InputError(
-                f"two certificates state the run {run.key} and differ. Use one of them."
+                f"two certificates state the run {run.key} and differ. Use one."
             )
     return list(found.values())
 
@@ -223,10 +191,6 @@ def _together(runs: Sequence[Run], delta: float | None) -> tuple[float, ...]:
     """(δ, ε by PLD, ε by RDP, Σε, Σδ) of runs that share units."""
     deltas = [run.plan.spec.target_delta for run in runs]
     own = min(deltas) if delta is None else delta
-    if own > sum(deltas):
-        raise validation.InputError(
-            f"delta is {own:g}, above {sum(deltas):.3g}, the sum of all. Lower it."
-        )
     events = [(run.plan, run.steps) for run in runs]
     rdp = pld = epsilon_of_runs(events, own, "rdp")
     if rdp <= plans.LARGEST_EPSILON:  # beyond, PLD takes minutes and gigabytes
@@ -234,7 +198,7 @@ def _together(runs: Sequence[Run], delta: float | None) -> tuple[float, ...]:
     if not max(rdp, pld) <= plans.LARGEST_EPSILON:
         raise validation.InputError(
             f"delta is {own!r}, at which epsilon is {pld:.3g}: truncating the batches "
-            "uses delta up, or a run is hardly private. Raise delta."
+            "uses it up, or a run is hardly private. Raise delta."
         )
     planned = [(run.plan, run.steps) for run in _whole(runs)]
     each = [epsilon_of_runs([run], d, "pld") for run, d in zip(planned, deltas)]
@@ -249,13 +213,10 @@ def _whole(runs: Sequence[Run]) -> list[Run]:
 def require_within(
     budget: float, released: Sequence[Run], planned: Sequence[Run]
 ) -> Total:
-    """Refuses runs that would exceed a total ε by PLD, before their first step.
-
-    Every run counts with all of its planned steps, as if all were from one log, but for
-    logs that are declared disjoint.
+    """Returns the total of all planned steps, before the first one of `planned`.
 
     Raises:
-      InputError: they would exceed the budget, or cannot be composed.
+      InputError: ε by PLD would exceed the budget, or the runs cannot be composed.
     """
     released = _once(_whole(released))
     total = compose(sharing([*released, *_whole(planned)]))
@@ -265,13 +226,12 @@ def require_within(
     raise validation.InputError(
         f"the budget is epsilon {budget:g}, of which {len(released)} earlier runs "
         f"spent {before:.4g}; with {len(planned)} more it would be "
-        f"{total.epsilon_pld:.4g} at delta {total.delta:.3g}. Nothing more was spent: "
-        "lower epsilon or steps, or raise the budget."
+        f"{total.epsilon_pld:.4g}. Nothing more was spent: lower epsilon or steps."
     )
 
 
 def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:
-    """Plans a run whose ε is for all runs that were released before, too.
+    """Plans a run whose ε holds for it and all released runs together.
 
     Raises:
       InputError: less than `LEAST_LEFT` of ε is left for it, or no total is proved.
@@ -284,10 +244,10 @@ def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:
         if spent <= spec.epsilon:
             return plan
         left = min(left - spent + spec.epsilon, 0.999 * left)
-        if left > 0:  # to four significant digits, so that all machines find it
+        if left > 0:  # to four digits, so that all machines find it
             scale = 10.0 ** (3 - math.floor(math.log10(left)))
             left = math.floor(left * scale) / scale
     raise validation.InputError(
-        f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would be "
-        "left after the earlier releases. Raise it, or release those with more noise."
+        f"epsilon is {spec.epsilon:g}: earlier releases leave less than "
+        f"{LEAST_LEFT:.0%}. Raise it, or release those with more noise."
     )

@@ -1,15 +1,14 @@
 """`certificate.json`: what was guaranteed, by which mechanism, and what was not.
 
-Every artefact derived from private queries carries one. Few of its numbers are free:
-the spec, M, σ and the steps that were *paid*. All others follow from them, and
-`verify_certificate` recomputes them from the file alone; words are rendered, and never
-compared. That a run took place as stated, no file can show; the data's owner can
-compare the certificate with the run's ledger. A run that started from released weights
-states the ε of all runs (see `budget`), and lists the certificate of those weights
-under `earlier`.
+Every artefact derived from private queries carries one. The spec, M, σ and the steps
+that were *paid* are its free numbers. All others follow from them, and
+`verify_certificate` recomputes them from the file alone; words are never compared. No
+file can show that a run took place as stated; the data's owner has its ledger. A run
+that started from released weights states the ε of all runs (see `budget`), and lists
+the certificate of those weights under `earlier`.
 
 Weights copied without their certificate would look like public ones. So the JSON files
-that no artefact is used without state the certificate's digest (`MARK`), and where one
+that every user of an artefact reads state the certificate's digest (`MARK`): where it
 is stated, the certificate has to be there.
 """
 
@@ -37,7 +36,7 @@ from tfdpsq.privacy.spec import PrivacySpec
 FORMAT = "tfdpsq-certificate/4"
 FILE_NAME = "certificate.json"
 MARK = "certificate_digest"
-# Configs of a T5, a retriever, and a search that may be deployed alone.
+# Of a T5, a retriever, and a search that may be deployed alone.
 CONFIGS = ("config.json", "model/config.json", "search/config.json")
 # All files that are marked; a set's manifest holds the certificate itself.
 MARKED = (*CONFIGS, "stage.json", "manifest.json")
@@ -66,14 +65,9 @@ _SAMPLERS = {
     "shuffled": (
         "Gaussian mechanism on shuffled batches (DP-SGD)",
         "Every epoch cuts a fresh permutation into batches of exactly {batch_size} "
-        "units. These are no Poisson samples: no amplification by sampling is claimed, "
-        "and epsilon counts every epoch in full.",
+        "units. Epochs count in full: no amplification by sampling is claimed.",
     ),
 }
-_DEALT = (
-    " Each is dealt, independently and uniformly, to one of {num_microbatches} groups, "
-    "whose gradient is clipped as one."
-)
 _NOT_COVERED = (
     "The documents: they are public, and the guarantee is for queries only.",
     "Hyperparameters, if they were chosen by looking at results on private queries.",
@@ -98,21 +92,17 @@ class Certificate:
     """The free entries of a certificate, from which all others follow.
 
     Attributes:
-      plan: what was run: the spec, M and σ.
+      plan: the spec, M and σ.
       steps: logical steps that were paid.
       description: what was trained, on what, in a sentence.
-      sensitivity_argument: why one unit moves the sum of clipped gradients by at
-        most `plan.sensitivity`.
+      sensitivity_argument: why one unit moves the sum by at most `plan.sensitivity`.
       training: optimizer, engine, learning rate, trained parameters and so on.
-      fingerprints: SHA-256 of the code, "code", and of the data; "pairs" is that of the
-        private pairs, keyed.
-      private_reads: reads of private data that no ε covers, each with "what" and
-        "where".
-      run_id: `Ledger.run` of the ledger that paid for the steps.
-      earlier: certificate of the released weights, or the histogram, that the run
-        started from.
-      disjoint: "time" if the log of this run was declared to share no query with those
-        of the earlier runs, "user" if no user; `None` if nothing was declared.
+      fingerprints: SHA-256 of the "code" and the data; of the private "pairs", keyed.
+      private_reads: `PrivateReads.entries`.
+      run_id: `Ledger.run`.
+      earlier: certificate of the weights or histogram that the run started from.
+      disjoint: "time" if its log was declared to share no query with those of earlier
+        runs, "user" if no user; else `None`.
     """
 
     plan: PrivacyPlan
@@ -129,10 +119,11 @@ class Certificate:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Certificate:
         """Reads the free entries; raises an `InputError` if one is bad or missing."""
-        require_format(fields)
+        _require_format(fields)
         try:
-            mechanism = fields["mechanism"]
-            spec = PrivacySpec.from_recorded(fields["spec"])
+            mechanism, stated = fields["mechanism"], fields["spec"]
+            epsilon = math.inf if stated["epsilon"] == "inf" else stated["epsilon"]
+            spec = PrivacySpec(**{**stated, "epsilon": epsilon})
             maximum = fields["sampler"]["max_batch_size"]
             names = "description", "training", "fingerprints", "private_reads", "run_id"
             return cls(
@@ -144,7 +135,7 @@ class Certificate:
                 disjoint=fields.get("disjoint"),
             )
         except (KeyError, TypeError) as error:
-            raise validation.InputError(f"the certificate lacks {error}") from error
+            raise validation.InputError(f"bad or missing entry: {error}") from error
 
     def runs(self) -> list[budget.Run]:
         """Returns this run and those it follows, the last one first."""
@@ -158,16 +149,14 @@ class Certificate:
     def numbers(self) -> dict[str, Any]:
         """Returns the entries that `verify_certificate` compares.
 
-        `guarantee` and the two ε of `accounting` are of all runs together; the rest is
-        of the last one.
+        `guarantee` and the ε of `accounting` are of all runs; the rest of the last one.
         """
         plan, spec, steps = self.plan, self.plan.spec, self.steps
-        # By both accountants: "ε by PLD" can be checked against "by RDP".
         epsilons = {name: plan.epsilon(steps, name) for name in ("pld", "rdp")}
-        delta, continuation = spec.target_delta, None
+        delta, continuation = spec.target_delta, {}
         if self.earlier is not None:
             total = budget.compose(budget.sharing(self.runs()))
-            continuation = {
+            continuation["continuation"] = {
                 "runs_counted": total.runs,
                 "epsilon_of_this_run": epsilons[spec.accountant],
                 "delta_of_this_run": delta,
@@ -176,12 +165,11 @@ class Certificate:
             }
             delta = total.delta
             epsilons = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}
-        # No probability where none was used: nobody shall amplify by it.
         shuffled = spec.sampler == "shuffled"
         return {
             "private": spec.private,
             "plan": plan.fingerprint,
-            "spec": spec.recorded(),
+            "spec": dataclasses.asdict(spec),
             "guarantee": {
                 "epsilon": epsilons[spec.accountant],
                 "delta": delta,
@@ -197,6 +185,7 @@ class Certificate:
                 "name": spec.sampler,
                 "n": spec.num_units,
                 "expected_batch_size": spec.batch_size,
+                # No amplification is claimed for shuffled batches.
                 "sampling_probability": None if shuffled else plan.sampling_probability,
                 "max_batch_size": plan.max_batch_size,
             },
@@ -209,7 +198,7 @@ class Certificate:
                 "epsilon_rdp": epsilons["rdp"],
                 "delta_for_truncation": plan.truncation_delta(steps),
             },
-            **({"continuation": continuation} if continuation else {}),
+            **continuation,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -222,10 +211,11 @@ class Certificate:
         reads = [*self.private_reads, *(self.earlier or {}).get("private_reads", ())]
         mechanism, drawn = _SAMPLERS[spec.sampler]
         if spec.unit == "user":
-            drawn += " Up to {rows_per_unit} rows of each user take part, drawn anew."
+            drawn += " Of each user drawn, up to {rows_per_unit} random rows are used."
         if spec.num_microbatches is not None:
-            drawn += _DEALT
-        sizes = {**spec.recorded(), "maximum": self.plan.max_batch_size}
+            drawn += " Each is dealt, independently and uniformly, to one of"
+            drawn += " {num_microbatches} groups, which are clipped as one."
+        sizes = {**dataclasses.asdict(spec), "maximum": self.plan.max_batch_size}
         found["guarantee"] |= {
             "unit_in_words": _UNIT[spec.unit],
             "adjacency": budget.adjacency_of(runs),
@@ -241,11 +231,9 @@ class Certificate:
             declared = ", as was declared and nothing checks" * (len(groups) > 1)
             found |= {"earlier": [self.earlier], "disjoint": self.disjoint}
             found["continuation"]["in_words"] = (
-                "It starts from the release under earlier. One "
-                f"{spec.unit} can be in the logs of {max(map(len, groups))} of "
-                f"{len(runs)} runs{declared}. Their costs compose if all settings were "
-                "fixed without looking at earlier releases; else epsilon_sum at "
-                "delta_sum holds."
+                f"One {spec.unit} can be in the logs of {max(map(len, groups))} of "
+                f"{len(runs)} runs{declared}. If settings were chosen after looking at "
+                "earlier releases, epsilon_sum at delta_sum holds."
             )
         limits = [line for run in runs for line in _limits(run.plan)]
         certificate = as_json(
@@ -267,10 +255,7 @@ class Certificate:
 def make_certificate(
     plan: PrivacyPlan, steps_executed: int, **stated: Any
 ) -> dict[str, Any]:
-    """Returns the content of `certificate.json` for one finished training run.
-
-    `stated` holds the other attributes of `Certificate`; errors are those of `to_json`.
-    """
+    """Returns `Certificate.to_json` of a run; `stated` are its other attributes."""
     return Certificate(plan, steps_executed, **stated).to_json()
 
 
@@ -282,9 +267,8 @@ def _warnings(runs: Sequence[budget.Run]) -> list[str]:
         steps = " and ".join(f"{run.steps} of {run.plan.spec.steps}" for run in early)
         warnings.append(
             f"Training stopped after {steps} planned steps. If noised weights decided "
-            "that, the target epsilon of the whole plan applies (of several runs, "
-            "epsilon_sum at delta_sum); if losses or metrics of private data, it is a "
-            "read that no epsilon covers."
+            "that, the target epsilon applies (of several runs, epsilon_sum at "
+            "delta_sum); if private losses or metrics did, no epsilon covers it."
         )
     return list(dict.fromkeys(warnings))
 
@@ -292,11 +276,10 @@ def _warnings(runs: Sequence[budget.Run]) -> list[str]:
 def _limits(plan: PrivacyPlan) -> list[str]:
     """Returns what (ε, δ) does not speak of, as far as it depends on the plan.
 
-    For k units of one owner, group privacy: M and M' of neighbours at distance k; by k
-    steps of the definition, P(S) ≤ e^{kε}·Q(S) + (1 + e^ε + … + e^{(k−1)ε})·δ, and the
-    sum is at most k·e^{(k−1)ε} (Vadhan 2017, *The Complexity of Differential Privacy*,
-    lemma 2.2). The noise of a Gaussian mechanism is σ/k for k units, so that at the
-    same δ it costs them more than k·ε.
+    Group privacy, for k units of one owner: by k steps of the definition,
+    P(S) ≤ e^{kε}·Q(S) + (1 + e^ε + … + e^{(k−1)ε})·δ, the sum being at most
+    k·e^{(k−1)ε} (Vadhan 2017, *The Complexity of Differential Privacy*, lemma 2.2). For
+    k units the noise multiplier is σ/k: at the same δ they cost more than k·ε.
     """
     spec = plan.spec
     return [
@@ -327,9 +310,8 @@ def inherited_certificate(
 ) -> dict[str, Any] | None:
     """Returns the certificate of what is made from several artefacts and public data.
 
-    By post-processing, what is made from one guaranteed artefact has its guarantee;
-    what an unprotected artefact had any part in has none. The guarantee of a run that
-    continued others holds for all that was made from any of them. `None` is public.
+    By post-processing, it is that of the one guaranteed artefact, or of the last of a
+    chain of continued runs; an unprotected one leaves no guarantee. `None` is public.
 
     Raises:
       InputError: two different finite guarantees, which would have to be added.
@@ -342,24 +324,16 @@ def inherited_certificate(
     present = [own for own in present if own not in earlier]
     if any(certificate != present[0] for certificate in present):
         raise validation.InputError(
-            "two artefacts with guarantees of their own meet here, and their epsilons "
-            "would add up. Use one of them, or one made from the other."
+            "two artefacts have guarantees of their own, which would add up. Use one."
         )
     return present[0] if present else None
 
 
-# -- Verification --------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Result of recomputing a certificate.
+    """Result of recomputing a certificate, which holds if there are no problems.
 
-    Attributes:
-      epsilon_pld: ε by PLD, at the certificate's δ and for its executed steps; NaN
-        if it cannot be computed.
-      epsilon_rdp: ε by RDP.
-      problems: what is wrong, a sentence each; none if the certificate holds.
+    ε is at the certificate's δ, for its executed steps; NaN if it cannot be computed.
     """
 
     epsilon_pld: float
@@ -378,7 +352,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     problems = [f"the earlier certificate: {problem}" for problem in earlier]
     accounts = expected["accounting"]
     # PLD rounds differently on other machines, by a share of δ; ε differs by no more.
-    rounding = accounting.pld_rounding(accounts["releases_counted"])
+    rounding = accounting.PLD_ROUNDING * accounts["releases_counted"]
     by_pld = _TOLERANCE + min(rounding / expected["guarantee"]["delta"], 1e-2)
     by_rdp = {"accounting.epsilon_rdp"}
     if own.plan.spec.accountant == "rdp":
@@ -389,19 +363,16 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         spent = path.rpartition(".")[2].startswith("epsilon")
         lower = _TOLERANCE if path in by_rdp else by_pld
         if not _agree(found, value, *((lower, _HIGHER) if spent else (1e-9, 1e-9))):
-            problems.append(
-                f"{path} is {validation.shown(found)}, but what was run gives "
-                f"{value!r}."
-            )
-    return Verification(
-        float(accounts["epsilon_pld"]), float(accounts["epsilon_rdp"]), tuple(problems)
-    )
+            found = validation.shown(found)
+            problems.append(f"{path} is {found}, but what was run gives {value!r}.")
+    epsilons = float(accounts["epsilon_pld"]), float(accounts["epsilon_rdp"])
+    return Verification(*epsilons, tuple(problems))
 
 
 def verified_runs(
     certificate: Mapping[str, Any], name: str = "the certificate"
 ) -> list[budget.Run]:
-    """The runs behind a certificate, its own first, after verifying it.
+    """Verifies a certificate, and returns its runs.
 
     Raises:
       InputError: it does not hold, or guarantees nothing.
@@ -410,8 +381,7 @@ def verified_runs(
         raise validation.InputError(f"{name} does not hold: {problem} Restore it.")
     if not certificate["private"]:
         raise validation.InputError(
-            f"{name} is of a run without privacy (epsilon inf), so no total is finite. "
-            "Leave it out only if its artefact was never released."
+            f"{name} is of a run without privacy (epsilon inf): no total is finite."
         )
     return runs_of(certificate)
 
@@ -422,13 +392,11 @@ def ledger_problems(
     """Lists where a ledger contradicts the certificate of its run, or one after it."""
     chain = (certificate, *parents_of(certificate))
     own = next((each for each in chain if each["run_id"] == ledger.run), certificate)
-    accounts = own["accounting"]
     return tuple(
         f"the certificate states {what} {stated!r}, but the ledger {paid!r}."
         for what, stated, paid in (
             ("plan", own["plan"], ledger.plan),
-            ("planned steps", accounts["steps_planned"], ledger.steps_allowed),
-            ("paid steps", accounts["steps_executed"], ledger.steps_paid),
+            ("paid steps", own["accounting"]["steps_executed"], ledger.steps_paid),
             ("run", own["run_id"], ledger.run),
         )
         if stated != paid
@@ -437,8 +405,7 @@ def ledger_problems(
 
 def _agree(stated: Any, expected: Any, lower: float, higher: float) -> bool:
     """Compares an entry with the recomputed one, up to relative tolerances."""
-    number = isinstance(expected, (int, float)) and not isinstance(expected, bool)
-    if not number or not isinstance(stated, (int, float)):
+    if not isinstance(expected, float) or not isinstance(stated, (int, float)):
         return stated == expected
     return expected * (1 - lower) <= stated <= expected * (1 + higher)
 
@@ -450,9 +417,6 @@ def _entries(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, inner in value.items():
         yield from _entries(inner, f"{path}.{key}" if path else key)
-
-
-# -- Files -------------------------------------------------------------------------
 
 
 def as_json(value: Any) -> Any:
@@ -482,23 +446,16 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def require_format(certificate: Any) -> None:
-    """Raises an `InputError` unless a value is a certificate of this version."""
+def _require_format(certificate: Any) -> None:
     if not isinstance(certificate, Mapping) or certificate.get("format") != FORMAT:
-        raise validation.InputError(
-            f"it is no {FORMAT}. Make the artefact again by this version."
-        )
+        raise validation.InputError(f"it is no {FORMAT}. Make the artefact again.")
 
 
 def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a certificate file, of which only the format is checked.
-
-    Raises:
-      DataError: it cannot be read, or is of another format.
-    """
+    """Reads a file; raises a `DataError` unless it is a certificate of this version."""
     try:
         certificate = validation.parse_json(pathlib.Path(path).read_text("utf-8"))
-        require_format(certificate)
+        _require_format(certificate)
     except (OSError, ValueError) as error:
         problem = f"is not a certificate ({error})"
         raise validation.DataError(path, problem, f"Give a {FILE_NAME}.") from error
@@ -506,10 +463,7 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
-    """Reads the certificate in a directory; `None` for public content.
-
-    Args:
-      directory: of a model, a set, or of anything else that a stage made.
+    """Reads the certificate in an artefact's directory; `None` for public content.
 
     Raises:
       DataError: the file is not a certificate; it is missing, or another artefact's, as
@@ -521,13 +475,11 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
     for marked in (folder / name for name in MARKED):
         digest = digest_in(marked)
         if digest is not None and (certificate or {}).get("digest") != digest:
-            raise validation.DataError(
-                path,
-                f"{'missing' if certificate is None else 'of something else'}, while "
-                f"{marked.name} says that private queries had a part in this, by "
-                f"certificate {digest}",
-                "Copy that certificate.json from where this was made",
-            )
+            problem = "missing" if certificate is None else "of something else"
+            problem += f", while {marked.name} says that private queries had a part in "
+            problem += f"this, by certificate {digest}"
+            remedy = "Copy that certificate.json from where this was made"
+            raise validation.DataError(path, problem, remedy)
     guarantee = stated(stage, GUARANTEE) if stage.is_file() else ""
     if certificate is None and guarantee in (PRIVATE, None):
         problem = f"{GUARANTEE} is {guarantee!r}, and no certificate covers it"
@@ -544,7 +496,7 @@ def digest_in(marked: pathlib.Path) -> Any:
 
 
 def stated(path: pathlib.Path, key: str) -> Any:
-    """Returns an entry of a JSON file; `None` without it, or without a sound file."""
+    """Returns an entry of a JSON file; `None` if either is missing or damaged."""
     try:
         values = validation.parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):  # its own reader says what is wrong with it

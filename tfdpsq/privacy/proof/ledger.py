@@ -4,9 +4,8 @@
     {"step": 0}
     {"step": 1}
 
-Training that is killed and started again must not spend more than its plan, and must
-not forget what it spent. So each logical step appends a line, flushed to the device
-*before* the optimizer moves:
+Training that is killed and started again must not forget what it spent. So each logical
+step appends a line, flushed to the device *before* the optimizer moves:
 
 | killed                        | the ledger has          | after the restart       |
 |-------------------------------|-------------------------|-------------------------|
@@ -15,14 +14,12 @@ not forget what it spent. So each logical step appends a line, flushed to the de
 | after the update              | paid, with its effect   | rerun where its effect  |
 |                               |                         | was not saved, not paid |
 
-The ledger never holds fewer steps than took effect. Were the line written after the
-update, the middle row would be an update that nobody paid for. A replay is free because
-it is the *same* step: the caller repeats it with the same rows and the same noise, so
-that nothing new is seen of the data.
+The ledger never holds fewer steps than took effect. A replay is free because it is the
+*same* step, with the same rows and the same noise: nothing new is seen of the data.
 
-`run` is random and names the run: seeds, states and certificates state it. Until a step
-is paid for, every opening begins a new run. The file is as secret as the data, but
-`run` tells nothing of it and may be released.
+`run` is random and names the run: seeds, states and certificates state it, and it may
+be released; the file is as secret as the data. Until a step is paid for, every opening
+begins a new run.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +41,7 @@ from tfdpsq.validation import DataError, InputError, parse_json
 
 FORMAT = "tfdpsq-ledger/2"
 FILE_NAME = "ledger.jsonl"
+READS_FILE_NAME = "private_reads.jsonl"
 
 _RESTORE = "Restore the ledger from a backup; without it, count all planned steps"
 
@@ -51,9 +49,8 @@ _RESTORE = "Restore the ledger from a backup; without it, count all planned step
 class LockedLines(contextlib.AbstractContextManager):
     """A file that grows by whole lines, locked until `close`; private to its owner.
 
-    A process that dies while it writes leaves a torn last line, without its newline,
-    which the next one to open the file cuts off. The lock (`flock`) ends with its
-    process.
+    A process that dies while it writes leaves a torn last line, which the next one to
+    open the file cuts off. The lock (`flock`) ends with its process.
 
     Attributes:
       path: the file, absolute.
@@ -61,11 +58,10 @@ class LockedLines(contextlib.AbstractContextManager):
     """
 
     def __init__(self, path: str | os.PathLike, wait: bool = False):
-        """Opens and locks a file, which it creates with its directory if needed.
+        """Opens and locks a file, and creates it with its directory if needed.
 
         Raises:
-          InputError: another process has it open, and not `wait`; or it cannot be
-            written.
+          InputError: it is in use, and not `wait`; or it cannot be written.
         """
         self.path = Path(os.path.abspath(path))
         with _explained(self.path):
@@ -91,8 +87,7 @@ class LockedLines(contextlib.AbstractContextManager):
     def append(self, line: bytes) -> None:
         """Adds a line, which is on the device when this returns.
 
-        Raises:
-          InputError: the disk is full, say; the file is then as before.
+        Raises an `InputError` where the disk is full, say; the file is then as before.
         """
         data = line + b"\n"
         with _explained(self.path):
@@ -108,7 +103,7 @@ class LockedLines(contextlib.AbstractContextManager):
         self._size += len(data)
 
     def close(self) -> None:
-        """Unlocks the file; does nothing if it is closed."""
+        """Unlocks the file; may be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -133,24 +128,21 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise InputError(
-            f"{path}: another process uses it. Wait until that ends, or stop it."
+            f"{path}: another process uses it. Wait for that, or stop it."
         ) from error
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be written ({error.strerror}). Free space there, or use a "
-            "directory that you may write to, on a file system with locks, and resume."
+            f"{path}: cannot be written ({error.strerror}). Free space there, or use "
+            "another directory, on a file system with locks."
         ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerSummary:
-    """The content of a ledger: attributes as of `Ledger`, and two fingerprints.
-
-    `data`, that of the private data, is not for release.
-    """
+    """The content of a ledger; see `Ledger`."""
 
     plan: str
-    data: str
+    data: str  # the fingerprint of the private data, not for release
     steps_allowed: int
     steps_paid: int
     run: str
@@ -159,12 +151,10 @@ class LedgerSummary:
 class Ledger(LockedLines):
     """An open ledger, locked against every other process until closed.
 
-    Not for several threads at once.
-
     Attributes:
       run: random name of the run, 32 hex digits; may be released.
       steps_allowed: logical steps of the plan.
-      steps_paid: logical steps paid, from the first on.
+      steps_paid: logical steps paid.
     """
 
     def __init__(
@@ -179,40 +169,33 @@ class Ledger(LockedLines):
         """Creates a ledger, or reopens the one of the same plan and data.
 
         Args:
-          path: the file, on a file system with locks. It belongs with the private
-            data, never in a directory meant for release.
+          path: the file, in a private directory, on a file system with locks.
           plan_fingerprint: `PrivacyPlan.fingerprint`.
           data_fingerprint: identifies the private data.
           steps: logical steps the plan allows.
-          steps_taken: logical steps that are known to have run, by a saved state.
-          repeats: begin a new run of the same plan whatever was paid; for runs without
-            a guarantee, which spend nothing.
+          steps_taken: logical steps of the last saved state.
+          repeats: begin a new run whatever was paid, as without a guarantee.
 
         Raises:
           InputError: the file is in use, has paid steps of another plan, data or
-            number of steps, or cannot be read or written.
+            number of steps, or cannot be written.
           DataError: a line is damaged, or fewer steps are paid than ran.
         """
         header = _json(
-            {
-                "format": FORMAT,
-                "plan": plan_fingerprint,
-                "data": data_fingerprint,
-                "steps": int(steps),
-                "run": secrets.token_hex(16),
-            }
+            format=FORMAT,
+            plan=plan_fingerprint,
+            data=data_fingerprint,
+            steps=int(steps),
+            run=secrets.token_hex(16),
         )
         wanted = _summary(Path(path), [header])
         super().__init__(path)
         try:
             found = _summary(self.path, self.lines)
             if found.steps_paid < steps_taken:
-                raise DataError(
-                    self.path,
-                    f"it pays for {found.steps_paid} steps, and a saved state is that "
-                    f"after {steps_taken}. Lines of the ledger were lost",
-                    "Restore it from a backup",
-                )
+                problem = f"{found.steps_paid} steps are paid, {steps_taken} were saved"
+                problem += ". Lines of the ledger were lost"
+                raise DataError(self.path, problem, "Restore it from a backup")
             if not found.steps_paid or (repeats and found.plan == plan_fingerprint):
                 with _explained(self.path):
                     os.ftruncate(self._descriptor, 0)
@@ -227,8 +210,7 @@ class Ledger(LockedLines):
                 if was != now:
                     raise InputError(
                         f"{self.path}: {what} changed, and {found.steps_paid} steps "
-                        "are paid. Restore data, spec and dp-accounting, or use "
-                        "another directory, whose cost adds up with this one's."
+                        "are paid. Restore it, or pay again in another directory."
                     )
         except BaseException:
             self.close()
@@ -239,30 +221,20 @@ class Ledger(LockedLines):
     def pay(self, step: int) -> bool:
         """Pays for a logical step; to be called right before its update.
 
-        | step                   | result                                        |
-        |------------------------|-----------------------------------------------|
-        | the next one           | True: newly paid, on the device when returned |
-        | paid before            | False: a replay, which must repeat that step  |
-        | after the next one     | InputError: a gap                             |
-        | beyond the plan        | InputError: overspending                      |
-        | any, and the disk full | InputError: not paid, ledger as before        |
+        Returns:
+          True if it is newly paid, on the device; False for a replay of a paid step.
 
-        After an error the step must not run.
+        Raises:
+          InputError: a gap, overspending or a full disk; then the step must not run.
         """
-        paid, allowed = self.steps_paid, self.steps_allowed
-        if step >= allowed:
-            raise InputError(
-                f"{self.path}: step {step} would overspend a plan of {allowed} steps. "
-                "Stop here."
-            )
+        paid = self.steps_paid
+        if step >= self.steps_allowed:
+            raise InputError(f"{self.path}: step {step} would overspend the plan.")
         if 0 <= step < paid:
             return False
         if step != paid:
-            raise InputError(
-                f"{self.path}: step {step} is not the next one, {paid}. Resume from "
-                "this ledger's checkpoint."
-            )
-        self.append(_json({"step": paid}))
+            raise InputError(f"{self.path}: step {step} is not the next one, {paid}.")
+        self.append(_json(step=paid))
         self.steps_paid += 1
         return True
 
@@ -282,14 +254,85 @@ def read_ledger(path: str | os.PathLike) -> LedgerSummary:
 
 
 def ledger_in(directory: str | os.PathLike | None, plan: str) -> LedgerSummary | None:
-    """Returns the ledger in a directory; `None` if there is none of this plan."""
+    """Returns a directory's ledger of a plan, given its fingerprint, or `None`."""
     if directory is None or not (path := Path(directory) / FILE_NAME).exists():
         return None
     found = read_ledger(path)
     return found if found.plan == plan else None
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+class PrivateReads:
+    """Records reads of private data that ε does not cover, in order, each once.
+
+    ε counts the steps of training alone: not validation metrics on private queries, a
+    vocabulary made from them, a model chosen by them, or losses that somebody watches.
+    Each read is recorded before it happens, and the certificate lists it.
+
+    Attributes:
+      path: a file of JSON lines, created with the first entry, which several processes
+        may share; `None` keeps the list in memory.
+      strict: whether a private read is refused instead of recorded.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, strict: bool = False):
+        """Reads the file, if it is there.
+
+        Raises:
+          InputError: the file cannot be read, or a line of it is damaged.
+        """
+        self.path = None if path is None else Path(os.path.abspath(path))
+        self.strict = strict
+        self._entries: list[dict[str, str]] = []
+        if self.path is not None and self.path.exists():
+            self._entries = _share(self.path, None)
+
+    @property
+    def entries(self) -> list[dict[str, str]]:
+        """The reads, each a dict of "what" and "where"."""
+        return [dict(entry) for entry in self._entries]
+
+    def record(self, what: str, where: str) -> None:
+        """Records a read of private data; to be called before it happens.
+
+        Args:
+          what: kind of thing that is read, nothing of its content.
+          where: who or what gets to see it.
+
+        Raises:
+          InputError: strict mode, or the file cannot be written. Then do not read.
+        """
+        if self.strict:
+            raise InputError(
+                f"strict mode refuses a private read that no epsilon covers: {what} "
+                f"(where: {where}). Leave it out, or turn strict off."
+            )
+        entry = {"what": what, "where": where}
+        if entry not in self._entries:
+            logging.warning("private read that no ε covers: %s (%s)", what, where)
+        if self.path is not None:
+            self._entries = _share(self.path, entry)
+        elif entry not in self._entries:
+            self._entries.append(entry)
+
+
+def _share(path: Path, entry: dict[str, str] | None) -> list[dict[str, str]]:
+    """Returns a file's entries, after adding one that is new among them."""
+    entries: list[dict[str, str]] = []
+    with LockedLines(path, wait=True) as file:
+        for number, line in enumerate(file.lines, 1):
+            try:
+                content = parse_json(line)
+                entries.append({"what": content["what"], "where": content["where"]})
+            except (ValueError, TypeError, KeyError) as error:
+                problem, remedy = "the line is not an entry", "Restore a backup"
+                raise DataError(path, problem, remedy, number) from error
+        if entry is not None and entry not in entries:
+            file.append(_json(**entry))
+            entries.append(entry)
+    return entries
+
+
+def _json(**content: Any) -> bytes:
     return json.dumps(content, sort_keys=True).encode()
 
 
@@ -307,7 +350,7 @@ def _summary(path: Path, lines: Sequence[bytes]) -> LedgerSummary:
         problem = f"the line is not the header of a {FORMAT} file"
         raise DataError(path, problem, _RESTORE, 1) from error
     for number, line in enumerate(lines[1:]):
-        if line != _json({"step": number}) or number >= steps:
+        if line != _json(step=number) or number >= steps:
             raise DataError(
                 path, f"the line is not that of step {number}", _RESTORE, number + 2
             )

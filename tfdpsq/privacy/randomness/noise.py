@@ -2,12 +2,11 @@
 
 Every variable of every step has a key of its own, made from secret bits, the step
 number and the variable's position: same-shaped variables and successive steps have
-independent draws, every replica draws the same, and a step replayed after an
-interruption gets what it got before.
+independent draws, every replica draws the same, and a replayed step repeats them.
 
 Draws name Philox (Salmon et al. 2011), its key and its counter. TensorFlow's own way
-from a seed to these keeps 32 bits of each of the seed's two words where XLA compiles,
-lets a TPU choose its generator, and is 230 operations in each compiled draw.
+from a seed to these keeps 64 of its 128 bits where XLA compiles, lets a TPU choose its
+generator, and is 230 operations in each compiled draw.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-# How draws follow from seeds; no run resumes under another name, as its steps differ.
+# How draws follow from seeds; no run resumes under another name.
 SCHEME = "two draws of Philox under HKDF keys, Box-Muller, 16 bits a dropout"
 _PHILOX = tf.random.Algorithm.PHILOX.value
-# Draws whose bits make the noise together. A Philox key has 64 bits, and part of a draw
-# is enough to try all keys; two must be guessed together.
+# Draws that make the noise together. A Philox key has 64 bits, which part of a draw is
+# enough to search for; two must be guessed together.
 DRAWS = 2
 # Values of Philox's counter that one draw may use: four numbers each.
 _BLOCK_BITS = 40
@@ -31,25 +30,18 @@ _HALF = (1 << 63) - 1
 
 
 class DrawKey(NamedTuple):
-    """The start of a draw, as TensorFlow's `StatelessRandom...V2` take it.
+    """The start of a draw, as TensorFlow's `StatelessRandom...V2` take it."""
 
-    [1] and [2] uint64, the counter's lower half first; four numbers add one to it.
-    """
-
-    key: tf.Tensor
-    counter: tf.Tensor
+    key: tf.Tensor  # [1] uint64
+    counter: tf.Tensor  # [2] uint64, the lower half first; four numbers add one to it
 
 
 def noised(
     sums: Sequence[tf.Tensor], stddev: float, seed: tf.Tensor, step: tf.Tensor
 ) -> list[tf.Tensor]:
-    """The sums plus Gaussian noise.
+    """The sums, a float tensor per variable, plus Gaussian noise of deviation `stddev`.
 
-    Args:
-      sums: one float tensor per variable.
-      stddev: deviation of the noise, σΔ.
-      seed: [DRAWS, 2] int64, secret.
-      step: scalar int64, new for every logical step.
+    `seed`, [DRAWS, 2] int64, is secret; `step`, int64, is new for every logical step.
     """
     words = tf.unstack(seed, DRAWS)
     found = []
@@ -63,16 +55,12 @@ def noised(
 def _gaussian(
     shape: tf.TensorShape, keys: Sequence[DrawKey], dtype: tf.DType
 ) -> tf.Tensor:
-    """Standard normal numbers from the bits of several draws together.
-
-    float32 from the exclusive or of the draws' bits; others as a sum of normal draws.
-    """
+    """Standard normal numbers, from the exclusive or of the draws' bits if float32."""
     if dtype != tf.float32:
-        normal = tf.raw_ops.StatelessRandomNormalV2
-        drawn = [
-            normal(shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=dtype)
-            for key, counter in keys
-        ]
+        draw = functools.partial(
+            tf.raw_ops.StatelessRandomNormalV2, shape=shape, alg=_PHILOX, dtype=dtype
+        )
+        drawn = [draw(key=key, counter=counter) for key, counter in keys]
         return tf.add_n(drawn) / len(keys) ** 0.5
     size = shape.num_elements()
     drawn = [integers([2, (size + 1) // 2], key, tf.uint32) for key in keys]
@@ -81,11 +69,9 @@ def _gaussian(
 
 
 def gaussian_of(bits: tf.Tensor, axis: int = -1) -> tf.Tensor:
-    """Standard normal numbers, 6.6 at most, by Box and Muller's transform.
+    """Standard normal numbers, float32 and 6.6 at most, by Box and Muller's transform.
 
-    Args:
-      bits: uint32; its two halves along an axis make one float32 number each.
-      axis: that axis, of even length.
+    The two halves of uint32 `bits` along `axis`, of even length, make a number each.
     """
     first, second = tf.split(bits, 2, axis)
     angle = tf.cast(tf.bitcast(second, tf.int32), tf.float32) * (math.pi * 2.0**-31)
@@ -105,14 +91,9 @@ def draw_key(
     """The key of one draw in one step.
 
     The first word of the seed is Philox's key. The second, with the step added to it by
-    exclusive or, is the upper half of its counter, and the position the lower half, in
-    steps that no draw is as long as. So no two draws of a run share a value of the
-    counter, and all bits of the seed count on every device.
-
-    Args:
-      seed: [2] int64.
-      step: scalar integer.
-      position: which draw of the step, a scalar integer below 2^24.
+    exclusive or, is the upper half of its counter, and the position, below 2^24, the
+    lower half, in steps that no draw is as long as. So no two draws of a run share a
+    value of the counter, and all bits of the seed, [2] int64, count on every device.
     """
     first, second = tf.unstack(seed, 2)
     lower = tf.cast(position, tf.int64) * (1 << _BLOCK_BITS)

@@ -2,11 +2,10 @@
 
 **Keystream.** From 256 bits of the operating system's entropy, HKDF (SHA-256, RFC 5869)
 derives one subkey for each purpose. The words of one purpose and one step are the
-ChaCha20 keystream (RFC 8439; OpenSSL's, by the package `cryptography`) under that
-subkey. Of ChaCha20's 16-byte initial state, bytes 0 to 3 count blocks, 4 to 11 hold the
-step or epoch, and 12 to 15 an index: the variable's position, else 0 (little-endian).
-So no two of (purpose, step, index) share a keystream, and a resumed run, another
-replica or another worker with the same key repeats every word.
+ChaCha20 keystream (RFC 8439; OpenSSL's, by the package `cryptography`) under it. Of
+ChaCha20's 16-byte initial state, bytes 0 to 3 count blocks, 4 to 11 hold the step or
+epoch, and 12 to 15 an index: the variable's position, else 0 (little-endian). So no two
+of (purpose, step, index) share a keystream, and every holder of the key repeats it.
 
 **Grid.** Noise drawn and added in floating point leaks: which low-order bits a noised
 sum can have depends on the sum (Mironov 2012, *On Significance of the Least Significant
@@ -21,22 +20,18 @@ bits are added, which is exact.
 *It is the Gaussian mechanism.* ⌊x/γ⌉ is an integer, so ⌊x/γ⌉ + ⌊N/γ⌉ =
 ⌊(γ⌊x/γ⌉ + N)/γ⌉: what is released is a function of γ⌊x/γ⌉ + N, the Gaussian mechanism
 in real numbers on rounded sums. By post-processing all accounting of the Gaussian
-mechanism holds as it is, sampling included. (The discrete Gaussian of Canonne, Kamath &
-Steinke 2020 has another law, of which only concentrated DP is proven, and that not
-for subsampling.) Rounding to a common grid with more noise for it is what Google's
-*Secure Noise Generation* (2020) does for other laws.
+mechanism holds as it is, sampling included. (For the discrete Gaussian of Canonne,
+Kamath & Steinke 2020 only concentrated DP is proven, without subsampling.) Google's
+*Secure Noise Generation* (2020) rounds to a grid for other laws.
 
 *Sensitivity.* Rounding moves each coordinate by at most γ/2, so a sum by γ√d/2. Where
 one unit moves x by at most Δ, it moves the rounded sum by at most Δ + γ√d. With
 γ ≤ Δ·2^-36 and d ≤ 2^40 that is at most Δ' = Δ·(1 + 2^-16), to which the noise is
-scaled. Should a coordinate not fit, it is cut at ±2^61 steps, which moves no two sums
-further apart.
+scaled. Coordinates are cut at ±2^61 steps, which moves no two sums further apart.
 
-*The integers have the law of ⌊N/γ⌉ exactly*, up to a total variation of 2^-100: see
-`RoundedGaussian`.
-
-What this does not mend: x itself is computed in floating point, and Δ bounds the sum of
-clipped gradients in real numbers.
+*The integers have the law of ⌊N/γ⌉*, up to a total variation of 2^-100: see
+`RoundedGaussian`. What remains: x is computed in floating point, and Δ bounds the sum
+of clipped gradients in real numbers.
 """
 
 from __future__ import annotations
@@ -47,6 +42,7 @@ import decimal
 import fractions
 import functools
 import hmac
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -63,7 +59,7 @@ PURPOSES = ("units", "rows", "epoch", "dealing", "noise")
 _LABEL = b"tfdpsq secure/1 "
 # The grid: γ ≤ Δ·2^-36, d ≤ 2^40, and so γ√d ≤ Δ·2^-16.
 _STEP_BITS, MOST_WEIGHTS, ROUNDING = 36, 1 << 40, 2.0**-16
-# Sensitivities between which no scaled sum leaves the range of float32.
+# Sensitivities whose scaled sums float32 can hold.
 SMALLEST, LARGEST = 2.0**-60, 2.0**60
 _LARGEST_SUM = 2.0**61
 # Beyond 13 deviations there are 2^-126 of all normal numbers. A piece of the proposal
@@ -77,9 +73,9 @@ _LOW = np.uint64((1 << 63) - 1)
 
 
 def subkey(seed: int, purpose: str) -> bytes:
-    """32 bytes for one purpose, which tell nothing about the seed or other purposes.
+    """32 bytes for one purpose, by HKDF-SHA256 (RFC 5869) without salt.
 
-    HKDF-SHA256 (RFC 5869) without salt; `seed` is below 2^256, as secret as the data.
+    They tell nothing about the seed, below 2^256 and secret, or other purposes' bytes.
     """
     extracted = hmac.digest(bytes(32), int(seed).to_bytes(32, "big"), "sha256")
     return hmac.digest(extracted, _LABEL + purpose.encode() + b"\x01", "sha256")
@@ -94,7 +90,7 @@ class SecureSource:
     """All streams of one secret seed, below 2^256."""
 
     def __init__(self, seed: int):
-        """Derives a key for each purpose; an InputError where `require` raises it."""
+        """Derives a key for each purpose."""
         require()
         self._subkeys = {purpose: subkey(seed, purpose) for purpose in PURPOSES}
 
@@ -105,10 +101,7 @@ class SecureSource:
 
 
 class SecureStream:
-    """A sequence of independent uniform 64-bit words, and exact draws from them.
-
-    `integers`, `permutation` and `choice` stand for the methods of NumPy's `Generator`.
-    """
+    """Independent uniform 64-bit words, and exact draws, as of NumPy's `Generator`."""
 
     def __init__(self, key: bytes, nonce: bytes):
         """Begins the keystream of a key of 32 bytes and a nonce of 12."""
@@ -135,8 +128,7 @@ class SecureStream:
     def permutation(self, count: int) -> np.ndarray:
         """A uniformly random permutation of [0, count), int64.
 
-        It sorts independent tags. Given that no two tags are equal, all orders are
-        equally likely; equal tags are drawn again.
+        All orders of independent tags are equally likely, if no two tags are equal.
         """
         while True:
             tags = self.words(count)
@@ -149,18 +141,14 @@ class SecureStream:
         return self.permutation(count)[:size]
 
     def poisson_subset(self, n: int, probability: float, most: int) -> np.ndarray:
-        """Units drawn by independent coins, truncated, in random order.
+        """Of n units those drawn by independent coins, at most `most`, in random order.
 
         A unit is drawn where its word is below ⌊q·2^64⌋: with a probability of at most
         q, and less than 2^-64 below it. That loses nothing of the guarantee: to draw
         with q' ≤ q is to draw with q and then leave out each unit drawn with
         probability 1 - q'/q, independently; where x is left out, neighbours are alike,
-        and hockey-stick divergence is jointly convex.
-
-        Args:
-          n: number of units.
-          probability: q in [2^-64, 1].
-          most: M; of more units, a uniformly random M are kept.
+        and hockey-stick divergence is jointly convex. `probability` is q ≥ 2^-64; of
+        too many units a uniformly random subset is kept.
         """
         bound = math.floor(fractions.Fraction(probability) * (1 << 64))
         units = np.flatnonzero(self.words(n) <= np.uint64(bound - 1))
@@ -171,8 +159,8 @@ def require() -> Any:
     """Returns the generator's module; an InputError says how to install it."""
     return validation.library(
         "cryptography.hazmat.primitives.ciphers",
-        "secure is True, but its cryptographic generator is not installed: pip install "
-        "'tfdpsq[secure]' (the package cryptography), or set secure to False.",
+        "secure is True, but the package cryptography is missing: pip install "
+        "'tfdpsq[secure]', or set secure to False.",
     )
 
 
@@ -185,37 +173,26 @@ def grid_step(sensitivity: float) -> float:
 def drawn(
     source: SecureSource, deviation: float, step: int, shapes: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """The noise of one logical step, int64 in steps of the grid.
+    """The noise of one logical step, int64 arrays of these shapes in steps of the grid.
 
-    Args:
-      source: secret.
-      deviation: σΔ'/γ.
-      step: the logical step; noise is independent of other steps'.
-      shapes: of each variable; noise is independent of other variables'.
+    Independent between variables and steps; `deviation` is σΔ'/γ.
     """
     law = _law(deviation)
 
-    def of(position: int) -> np.ndarray:
+    def of(position: int, shape: Sequence[int]) -> np.ndarray:
         stream = source.stream("noise", step, position)
-        shape = shapes[position]
         return law.draw(stream, math.prod(shape)).reshape(shape)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(of, range(len(shapes))))
+        return list(pool.map(of, range(len(shapes)), shapes))
 
 
 def noised(
     sums: Sequence[tf.Tensor], noise: Sequence[tf.Tensor], step: float
 ) -> list[tf.Tensor]:
-    """The sums on the grid, plus the noise.
+    """The sums, float32 or float64, rounded to the grid, plus what `drawn` returned.
 
-    Args:
-      sums: one float32 or float64 tensor per variable.
-      noise: shaped as `sums`, int64: see `drawn`.
-      step: γ, a power of two, by which floating-point numbers are scaled exactly.
-
-    Returns:
-      Tensors like `sums`, of multiples of γ.
+    `step` is γ, a power of two, by which floating-point numbers are scaled exactly.
     """
     found = []
     for value, integers in zip(sums, noise):
@@ -238,15 +215,15 @@ class RoundedGaussian:
 
     Two comparisons decide a draw: which piece a uniform number falls into, and whether
     another is below that probability. Both are made with 64 bits and in float64, and
-    wherever that leaves a doubt, again with 128 bits and 60 decimal digits: lazy
-    floating-point arithmetic (Ducas & Nguyen 2012, *Faster Gaussian Lattice Sampling
-    Using Lazy Floating-Point Arithmetic*). What remains is less than 2^-100 of total
-    variation a draw: 2^-126 beyond 13 deviations, 2^-117 of the table of pieces, whose
-    up to 1,664 entries are cut to 128 bits, and 2^-120 of the second comparison.
+    where that leaves a doubt, again with 128 bits and 60 decimal digits (Ducas & Nguyen
+    2012, *Faster Gaussian Lattice Sampling Using Lazy Floating-Point Arithmetic*). What
+    remains is less than 2^-100 of total variation a draw: 2^-126 beyond 13 deviations,
+    2^-117 of the table of pieces, whose up to 1,664 entries are cut to 128 bits, and
+    2^-120 of the second comparison.
     """
 
     def __init__(self, deviation: float):
-        """Computes the table of pieces, for a deviation s from 2^6 to 2^57."""
+        """Computes the table of pieces for a deviation s from 2^6 to 2^57."""
         self._shift = math.frexp(deviation)[1] - 1 - _PIECE_BITS  # W = 2^shift
         pieces = math.ceil(_DEVIATIONS * math.ldexp(deviation, -self._shift))
         with decimal.localcontext() as context:
@@ -255,22 +232,15 @@ class RoundedGaussian:
             width = decimal.Decimal(2) ** self._shift / decimal.Decimal(deviation)
             self._square = width * width
             weights = [(-self._square * j * j / 2).exp() for j in range(pieces)]
-            whole = sum(weights, decimal.Decimal(0))
-            below, ends = decimal.Decimal(0), []
-            for weight in weights[:-1]:
-                below += weight
-                ends.append(int(below / whole * (1 << _TABLE_BITS)))
-        self._ends = ends  # piece j begins at the j-th, of 128 bits
-        self._first = np.array([end >> 64 for end in ends], np.uint64)
+            *sums, whole = itertools.accumulate(weights)
+            # Where pieces end, of 128 bits: the j-th is where piece j + 1 begins.
+            self._ends = [int(end / whole * (1 << _TABLE_BITS)) for end in sums]
+        self._first = np.array([end >> 64 for end in self._ends], np.uint64)
         # The piece by the first 16 bits, or -1 where these do not tell.
-        rest = 64 - _GUIDE_BITS
-        prefixes = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << np.uint64(rest)
-        low = np.searchsorted(self._first, prefixes, "left")
-        high = np.searchsorted(
-            self._first, prefixes + np.uint64((1 << rest) - 1), "right"
-        )
-        self._guide = np.where(low == high, low, -1).astype(np.int16)
-        self._negative_square = -float(self._square)
+        prefixes = np.arange(1 << _GUIDE_BITS, dtype=np.uint64)
+        low = np.searchsorted(self._first, prefixes << np.uint64(64 - _GUIDE_BITS))
+        above = np.append(low[1:], len(self._first))
+        self._guide = np.where(low == above, low, -1).astype(np.int16)
 
     def draw(self, stream: SecureStream, count: int) -> np.ndarray:
         """Independent integers of this law, [count] int64."""
@@ -282,9 +252,7 @@ class RoundedGaussian:
                 own[again], accepted[again] = self._proposed(stream, len(again))
         return found
 
-    def _proposed(
-        self, stream: SecureStream, count: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _proposed(self, stream: SecureStream, count: int) -> Sequence[np.ndarray]:
         """Proposals, [count] int64, and which of them are accepted."""
         pick, place, level = stream.words(3 * count).reshape(3, count)
         piece = self._guide[pick >> np.uint64(64 - _GUIDE_BITS)].astype(np.int64)
@@ -295,7 +263,7 @@ class RoundedGaussian:
         bits = place & _LOW
         fraction = bits.astype(np.float64)
         fraction *= 2.0**-63
-        chance = np.exp(self._negative_square * fraction * (piece + 0.5 * fraction))
+        chance = np.exp(-float(self._square) * fraction * (piece + 0.5 * fraction))
         gap = level.astype(np.float64) * 2.0**-64 - chance
         accepted = gap < 0
         for at in {*tied.tolist(), *np.flatnonzero(np.abs(gap) < _MARGIN).tolist()}:

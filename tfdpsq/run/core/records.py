@@ -9,7 +9,7 @@ from typing import Any
 from tfdpsq import privacy
 from tfdpsq.data.files import write_json
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof import reads
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run.core import outputs, workdir
 
 
@@ -20,7 +20,7 @@ def private_reads(private: pathlib.Path, strict: bool) -> privacy.PrivateReads:
     """
     if not strict:
         outputs.open_private(private)
-    return privacy.PrivateReads(private / reads.FILE_NAME, strict=strict)
+    return privacy.PrivateReads(private / READS_FILE_NAME, strict=strict)
 
 
 def all_private_reads(private: pathlib.Path) -> list[dict[str, str]]:
@@ -29,7 +29,7 @@ def all_private_reads(private: pathlib.Path) -> list[dict[str, str]]:
     An output deeper in it, such as `private/tests/evaluation`, has a list of its own:
     those count, too.
     """
-    lists = [private / reads.FILE_NAME, *sorted(private.rglob(reads.FILE_NAME))]
+    lists = [private / READS_FILE_NAME, *sorted(private.rglob(READS_FILE_NAME))]
     found: list[dict[str, str]] = []
     for path in dict.fromkeys(lists):
         found += [e for e in privacy.PrivateReads(path).entries if e not in found]

@@ -44,7 +44,7 @@ from tfdpsq.privacy import read_certificate, read_ledger
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate import FILE_NAME as CERTIFICATE
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
-from tfdpsq.privacy.proof.reads import FILE_NAME as READS
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME as READS
 from tfdpsq.run.core import (
     layout,
     outputs,

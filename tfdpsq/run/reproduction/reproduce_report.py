@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import privacy
-from tfdpsq.privacy.proof import reads as privacy_reads
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import content, page
 from tfdpsq.run.reproduction import reproduce_tables
@@ -43,7 +43,7 @@ def write_examples(
       The file, the names of the rows, and how many documents it shows.
     """
     table, path = (private / name for name in layout.EXAMPLE_FILES)
-    reads = privacy.PrivateReads(private / privacy_reads.FILE_NAME)
+    reads = privacy.PrivateReads(private / READS_FILE_NAME)
     reads.record("some private queries as they are", "examples.html, examples.json")
     shown = content.examples(data, split, count, made)
     page.write_file(table, json.dumps(shown, indent=1) + "\n")

@@ -16,7 +16,6 @@ _T5X = "t5x_adafactor"
 # Settings of `optimizer_settings` that act with others only.
 OPTIMIZER_ACTING = (
     acting.Only(f"{_T5X}.*", "optimizer", (_T5X,)),
-    acting.Only(f"{_T5X}.min_dim_size_to_factor", f"{_T5X}.factored"),
     acting.Only(f"{_T5X}.epsilon2", f"{_T5X}.multiply_by_parameter_scale"),
 )
 WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
@@ -65,20 +64,17 @@ def privacy_settings() -> dict[str, settings.Setting]:
 def optimizer_settings(learning_rate: float) -> dict[str, Any]:
     """Settings of the optimizer; see `learning_rate` for `schedule`.
 
-    `t5x_adafactor` has those of `privacy.adafactor`, by T5X's names; 0 stands for
-    `None` in `beta1`, `clipping_threshold` and `weight_decay_rate`.
+    `t5x_adafactor` has those of `privacy.adafactor`, by T5X's names;
+    `clipping_threshold` 0 stands for `None`.
     """
     return {
         "optimizer": settings.Text("adam", spec.OPTIMIZERS),
         "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
         "schedule": settings.Text("constant", SCHEDULES),
         _T5X: {
-            "factored": settings.Flag(True),
             "multiply_by_parameter_scale": settings.Flag(True),
-            "beta1": settings.Number(0.0, 0, 1, high_open=True),
             "decay_rate": settings.Number(0.8, 0, 10, low_open=True),
             "clipping_threshold": settings.Number(1.0, 0, 1e6),
-            "weight_decay_rate": settings.Number(0.0, 0, 1, high_open=True),
             "min_dim_size_to_factor": settings.Integer(128),
             "epsilon1": settings.Number(1e-30, 1e-37, 1.0),
             "epsilon2": settings.Number(1e-3, 0, 1e3),
@@ -90,11 +86,8 @@ def optimizer_options(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """Returns the options of the optimizer that a stage's config names."""
     if config.optimizer != _T5X:
         return {}
-    optional = ("beta1", "clipping_threshold", "weight_decay_rate")
-    return {
-        name: (value or None) if name in optional else value
-        for name, value in config[_T5X].items()
-    }
+    options = dict(config[_T5X].items())
+    return {**options, "clipping_threshold": options["clipping_threshold"] or None}
 
 
 def steps_settings(least: int) -> dict[str, settings.Setting]:
