@@ -1,10 +1,9 @@
 """Dropout masks from random words: the same with XLA or without, and fast on TPUs.
 
-Philox (Salmon et al. 2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) gives groups
-of four words of 32 bits. Each half of a word decides about one element. A row has first
-the elements of all first words' lower halves, then those of all second words' and so
-on: a TPU, whose tiles have 128 columns, would take 32 times the memory to put a group's
-four words side by side, and longer than for the rest of the step.
+Philox gives groups of four words of 32 bits; each half of a word decides about one
+element. A row has first the elements of all first words' lower halves, then those of
+all second words', and so on: a TPU, whose tiles have 128 columns, would take 32 times
+the memory to put a group's four words side by side.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ Shape = Union[Sequence[int], tf.Tensor]
 
 
 def words_for(shape: Shape) -> list[int | tf.Tensor]:
-    """The shape of the words that `kept` takes: [rows, groups, 4].
-
-    Args:
-      shape: of what is dropped, rows first.
-    """
+    """Returns the shape [rows, groups, 4] of the words that `kept` takes."""
     scalar = not tf.is_tensor(shape) and len(shape) == 0
     return [1 if scalar else shape[0], -(-elements(shape) // (2 * WORDS)), WORDS]
 

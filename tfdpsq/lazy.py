@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
+import pathlib
 import sys
-import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 
 def package(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` of a package whose imports are deferred.
+    """Returns `__getattr__` and `__dir__` of the package with this `__name__`.
 
-    The package's `__init__` lists them once, below `if TYPE_CHECKING:`, where type
+    Its `__init__` lists the deferred imports below `if TYPE_CHECKING:`, where type
     checkers and readers look for them.
-
-    Args:
-      name: the package's `__name__`.
     """
-    file = sys.modules[name].__file__
-    origins: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(Path(str(file)).read_text("utf-8")).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for found in node.body:
-                if isinstance(found, ast.ImportFrom):
-                    for alias in found.names:
-                        origin = str(found.module), alias.name
-                        origins[alias.asname or alias.name] = origin
+    tree = ast.parse(pathlib.Path(str(sys.modules[name].__file__)).read_text("utf-8"))
+    origins = {
+        alias.asname or alias.name: (str(found.module), alias.name)
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for found in node.body
+        if isinstance(found, ast.ImportFrom)
+        for alias in found.names
+    }
 
     def load(attribute: str) -> Any:
         if attribute not in origins:
@@ -44,30 +39,3 @@ def package(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return value
 
     return load, lambda: sorted({*vars(sys.modules[name]), *origins})
-
-
-class _Deferred(types.ModuleType):
-    """A module that is imported when an attribute of it is read."""
-
-    def __getattr__(self, attribute: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), attribute)
-
-
-def is_loaded(name: str) -> bool:
-    """Returns whether a module was imported, and not only deferred."""
-    return name in sys.modules and not isinstance(sys.modules[name], _Deferred)
-
-
-def defer(name: str) -> None:
-    """Makes `import name` load a top-level module when an attribute of it is read.
-
-    `importlib.util.LazyLoader` does not do: the second `import` of a module reads its
-    `__spec__`. Does nothing if the module is loaded already, or not installed.
-    """
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
-    if spec is not None:
-        deferred = _Deferred(name)
-        deferred.__spec__, deferred.__file__ = spec, spec.origin
-        sys.modules[name] = deferred

@@ -1,4 +1,4 @@
-"""Rematerialisation: what a layer computes is forgotten, and computed again if needed.
+"""Rematerialization: what a layer computes is forgotten, and computed again if needed.
 
 Backpropagation keeps every intermediate result of the forward pass. A layer run by
 `rematerialized` keeps its inputs alone and runs once more when its gradient is asked
@@ -10,7 +10,7 @@ its inputs.
 A layer offers this by an attribute `rematerialize` and a method `pieces` with the
 arguments of its `call`, which returns (function, tensors): function(*tensors) is what
 `call` computes, the same each time, and all that depends on data or chance is among
-the tensors. `privacy.fast` runs layers of which these two are true by the same pieces.
+the tensors. `privacy` runs such layers by the same pieces.
 """
 
 from __future__ import annotations
@@ -25,45 +25,6 @@ import tensorflow as tf
 Differentiate = Callable[..., Sequence[Any]]
 
 
-def rematerialized(
-    function: Callable[..., Any],
-    tensors: Sequence[tf.Tensor],
-    differentiate: Differentiate | None = None,
-) -> Any:
-    """Runs function(*tensors), keeping nothing of it but the result.
-
-    Args:
-      function: of tensors; returns a tensor [B, ...] or a tuple of tensors whose first
-        is one. It may read variables.
-      tensors: its arguments.
-      differentiate: what runs it again for its gradients, `gradients_of` by default;
-        called with the same arguments.
-
-    Returns:
-      What it returns. Gradients, those by variables included, are as ever. Works
-      eagerly, in graphs, and under XLA.
-    """
-    differentiate = differentiate or gradients_of
-
-    @tf.custom_gradient
-    def run(*tensors: Any) -> Any:
-        def backward(*upstream: Any, variables: Any = ()) -> Any:
-            found = differentiate(
-                function, _delayed(tensors, upstream[0]), upstream, variables
-            )
-            by_tensor = iter(found)
-            gradients = [
-                next(by_tensor) if tensor.dtype.is_floating else None
-                for tensor in tensors
-            ]
-            return (gradients, list(by_tensor)) if variables else gradients
-
-        return function(*tensors), backward
-
-    # Plain Python about tensors: nothing in it needs converting.
-    return tf.autograph.experimental.do_not_convert(run)(*tensors)
-
-
 def gradients_of(
     function: Callable[..., Any],
     tensors: Sequence[tf.Tensor],
@@ -72,15 +33,9 @@ def gradients_of(
 ) -> list[Any]:
     """Runs the function once more, and differentiates it.
 
-    Args:
-      function: as for `rematerialized`.
-      tensors: its arguments.
-      upstream: the gradients by its outputs.
-      variables: those it reads.
-
     Returns:
       Gradients by its floating arguments, then by the variables; `None` where there
-      is none.
+      is none. `upstream` are those by its outputs.
     """
     sources = [tensor for tensor in tensors if tensor.dtype.is_floating]
     with tf.GradientTape() as tape:
@@ -89,6 +44,40 @@ def gradients_of(
     return tape.gradient(
         outputs, [*sources, *variables], output_gradients=list(upstream)
     )
+
+
+def rematerialized(
+    function: Callable[..., Any],
+    tensors: Sequence[tf.Tensor],
+    differentiate: Differentiate = gradients_of,
+) -> Any:
+    """Runs function(*tensors), keeping nothing of it but the result.
+
+    Args:
+      function: of tensors; returns a tensor [B, ...] or a tuple of tensors whose first
+        is one. It may read variables.
+      tensors: its arguments.
+      differentiate: what runs it again for its gradients.
+
+    Returns:
+      What it returns. Gradients, those by variables included, are as ever. Works
+      eagerly, in graphs, and under XLA.
+    """
+
+    @tf.custom_gradient
+    def run(*tensors: Any) -> Any:
+        def backward(*upstream: Any, variables: Any = ()) -> Any:
+            delayed = _delayed(tensors, upstream[0])
+            found = iter(differentiate(function, delayed, upstream, variables))
+            gradients = [
+                next(found) if tensor.dtype.is_floating else None for tensor in tensors
+            ]
+            return (gradients, list(found)) if variables else gradients
+
+        return function(*tensors), backward
+
+    # Plain Python about tensors: nothing in it needs converting.
+    return tf.autograph.experimental.do_not_convert(run)(*tensors)
 
 
 def _delayed(

@@ -103,8 +103,6 @@ def get_config(row):
     config.evaluate.split = "dev"
     # BLEU of a synthetic query is against the original one of the same document.
     config.evaluate.similarity_split = "train"
-    # MAUVE as published figures have it.
-    config.evaluate.similarity.points = 25
     lengths = {"document_length": 384, "query_length": 128}
     for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
         stage.update(lengths)
@@ -133,6 +131,8 @@ def get_config(row):
         stage.pooling = "mean"  # the paper does not say
         # The softmax as printed has no temperature; 20 would be ours.
         stage.scale = 1.0
+        # And its denominator has every other row's document.
+        stage.false_negatives = True
     # Of each row's own set, private or synthetic.
     config.retriever.steps, config.retriever.epochs = 0, RETRIEVER_EPOCHS
     config.direct.method = "naive"

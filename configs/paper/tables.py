@@ -262,9 +262,6 @@ def _tiny(config):
     stage.steps, stage.warmup = 150, 20
     stage.watch_every = stage.save_every = 50
 
-    # What published figures were computed with.
-    config.job.evaluate.similarity.points = 25
-
     # Half of the quickstart's, so that four sizes and four ε's fit into about an hour.
     config.job.finetune.steps = 24
 

@@ -27,7 +27,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.beir import BeirWriter
 from tfdpsq.run import audit, canaries, finetune, synthesize
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import layout, sources

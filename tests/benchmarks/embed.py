@@ -60,8 +60,8 @@ def write(out, name, embed, documents, queries):
     shutil.rmtree(partial, ignore_errors=True)
     for kind, texts in (("documents", documents), ("queries", queries)):
         vectors = embed(list(texts.values()), LENGTH_OF[kind])
-        index = retriever.DocumentIndex.create(partial / kind, name, vectors.shape[1])
-        index.add(texts, vectors)
+        chunks = [(list(texts), vectors)]
+        retriever.VectorStore.write(partial / kind, name, vectors.shape[1], chunks)
     partial.rename(out)
 
 

@@ -113,9 +113,15 @@ def torch_encoder(path, projection, threads):
 
 def onnx_encoder(model, dtype, threads):
     """Returns an `encode` by ONNX Runtime."""
+    import onnxruntime
+
     with tempfile.TemporaryDirectory() as directory:
         onnx_export.save(directory, model, dtype)
-        session = onnx_export.session(f"{directory}/encoder.onnx", threads)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(
+            f"{directory}/encoder.onnx", options, providers=["CPUExecutionProvider"]
+        )
 
     def encode(ids, mask):
         return session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
@@ -129,7 +135,7 @@ def weights_of(shape, directory):
         return str(checkpoints.locate("t5_tiny_pydocs"))
     tf.keras.utils.set_random_seed(0)
     config = T5Config.from_size("small", "1.0", vocabulary_size=8192)
-    generator.T5QueryGenerator(config).save_to_preset(directory)
+    generator.T5QueryGenerator(config).save_to_huggingface(directory)
     return directory
 
 

@@ -73,32 +73,21 @@ def _ours(options, dtype):
 
     from tfdpsq import generator
     from tfdpsq.generator import decoding
-    from tfdpsq.generator.decoder import CachedDecoder
 
     idle = _peak_mib()
     tf.keras.utils.set_random_seed(0)
     model = _model(options, dtype)
-    decoder = CachedDecoder(model, options.new)
-    mask = decoding.decodable_logits_mask(
-        options.vocabulary, options.vocabulary - 128, (0, 2)
+    # No query ends early: all write the same number of tokens.
+    mask = decoding.text_mask(
+        options.vocabulary, options.vocabulary - 128, (0, _EOS, 2)
     )
-    sampling = generator.SamplingConfig(top_p=options.top_p)
+    sampler = generator.TopP(options.top_p)
     ids = tf.constant(_documents(options), tf.int32)
     lengths = tf.fill([options.batch], options.document)
 
     @tf.function(jit_compile=options.jit)
     def write(uniforms):
-        return decoding.generate(
-            model,
-            ids,
-            lengths,
-            uniforms,
-            sampling,
-            mask,
-            _EOS,
-            early_stop=False,
-            decoder=decoder,
-        )[0]
+        return decoding.decode(model, ids, lengths, uniforms, sampler, mask)
 
     def run():
         written = write(tf.random.uniform([options.batch, options.new])).numpy()
@@ -157,7 +146,10 @@ def _ctranslate2(options, dtype):
             directory, intra_threads=len(os.sched_getaffinity(0)), inter_threads=1
         )
         parameters = int(pathlib.Path(directory, "parameters").read_text())
-    names = _names(options)
+        # CTranslate2 reads and writes pieces of text.
+        names = json.loads(
+            pathlib.Path(directory, "shared_vocabulary.json").read_text()
+        )
     sources = [[names[i] for i in row] for row in _documents(options)]
 
     def run():
@@ -178,21 +170,17 @@ def _write(options):
     """Writes the weights of `_ours` for CTranslate2."""
     import tensorflow as tf
 
-    from tfdpsq.generator import ctranslate2_export
+    from tfdpsq.generator import checkpoints, ctranslate2_export
 
     directory, dtype = options.write
     tf.keras.utils.set_random_seed(0)
     model = _model(options, "float32")
-    ctranslate2_export.write_model(
-        directory, model.config, model.backbone, dtype, _names(options)
-    )
+    vocabulary = checkpoints.vocabulary_in(checkpoints.locate("t5_tiny_pydocs"))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_to_huggingface(folder, vocabulary)
+        ctranslate2_export.save(directory, folder, dtype)
     count = str(model.backbone.count_params())
     pathlib.Path(directory, "parameters").write_text(count)
-
-
-def _names(options):
-    """Names of ids: CTranslate2 reads and writes pieces of text."""
-    return ["<pad>", "</s>", "<unk>", *map(str, range(3, options.vocabulary))]
 
 
 # Each returns (timed function, number of parameters, MiB before the model was made).

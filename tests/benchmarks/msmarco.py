@@ -131,21 +131,24 @@ def exact(home, documents):
 
     qrels = sources.open_beir(str(home / "data")).qrels("dev")
     shutil.rmtree(home / "index", ignore_errors=True)
-    index = retriever.DocumentIndex.create(home / "index", "given", WIDTH)
     draw = np.random.default_rng(2)
     right = {int(next(iter(of))): name for name, of in qrels.items()}
     queries = {}
-    for start in range(0, documents, 65_536):
-        count = min(65_536, documents - start)
-        vectors = draw.standard_normal([count, WIDTH], np.float32)
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        index.add([str(n) for n in range(start, start + count)], vectors)
-        for number in range(start, start + count):
-            if number in right:
-                # Twice as far from its passage as that is long.
-                noise = draw.standard_normal(WIDTH).astype(np.float32)
-                noise /= np.linalg.norm(noise)
-                queries[right[number]] = vectors[number - start] + 2 * noise
+
+    def chunks():
+        for start in range(0, documents, 65_536):
+            count = min(65_536, documents - start)
+            vectors = draw.standard_normal([count, WIDTH], np.float32)
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            for number in range(start, start + count):
+                if number in right:
+                    # Twice as far from its passage as that is long.
+                    noise = draw.standard_normal(WIDTH).astype(np.float32)
+                    noise /= np.linalg.norm(noise)
+                    queries[right[number]] = vectors[number - start] + 2 * noise
+            yield [str(n) for n in range(start, start + count)], vectors
+
+    index = retriever.VectorStore.write(home / "index", "given", WIDTH, chunks())
     written = time.monotonic()
     names = sorted(queries)
     scores, places = index.search(np.stack([queries[n] for n in names]), 10)

@@ -34,7 +34,12 @@ import tensorflow as tf
 
 from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import Tokenizer
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
+from tfdpsq.generator import (
+    Preprocessor,
+    QueryLikelihood,
+    T5QueryGenerator,
+    checkpoints,
+)
 from tfdpsq.privacy.proof import budget, certificate
 from tfdpsq.run import finetune, mine, train_adapter
 from tfdpsq.run.core import layout, sources
@@ -91,7 +96,7 @@ class Corpus:
             name = pathlib.Path(options.encoder).name
             embedding.write(self.embedded, name, embed, self.texts, self.asked)
         self.documents, self.queries = (
-            retriever.DocumentIndex(self.embedded / kind).embeddings()
+            retriever.VectorStore(self.embedded / kind).vectors
             for kind in embedding.LENGTH_OF
         )
         bm25 = evaluation.BM25(self.texts)
@@ -156,14 +161,17 @@ def measured(corpus, adapted, nats):
 
 def likelihoods(corpus, generator, job):
     """Returns a function from (query id, document id) pairs to likelihoods in nats."""
-    tokenizer = Tokenizer(sources.vocabulary_file("", str(generator)))
     model = T5QueryGenerator.from_preset(str(generator))
-    lengths = (job.finetune.document_length, job.finetune.query_length)
+    preprocessor = Preprocessor(
+        sources.vocabulary_file("", str(generator)),
+        document_length=job.finetune.document_length,
+        query_length=job.finetune.query_length,
+    )
 
     def nats(pairs):
         ordered = sorted(pairs, key=lambda pair: pair[1])
         texts = ((corpus.texts[d], corpus.asked[q]) for q, d in ordered)
-        found = QueryLikelihood(model, tokenizer, *lengths).scores(texts)
+        found = QueryLikelihood(model, preprocessor).scores(texts)
         return dict(zip(ordered, map(float, found)))
 
     return nats

@@ -26,7 +26,7 @@ import numpy as np
 from quickstart import METRIC, RERANKED, ROOT, comparison, values
 
 from tfdpsq import evaluation
-from tfdpsq.evaluation.ranking.trec import ranked
+from tfdpsq.evaluation import ranked
 from tfdpsq.run import pipeline
 from tfdpsq.run.core import layout
 from tfdpsq.run.reporting.content import Row

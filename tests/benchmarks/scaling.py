@@ -112,7 +112,7 @@ def write_corpus(path, count):
 def write_set(path, count, rows):
     """Writes a set of queries, words of `rows` documents spread over the corpus."""
     from tfdpsq.data import write_synthetic
-    from tfdpsq.data.records import SyntheticQuery
+    from tfdpsq.data.sets import SyntheticQuery
 
     asked = {number * count // rows for number in range(rows)}
     written = (

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.retriever import ScannBruteForce, ScannTree
+from tfdpsq.retriever.index import top_k_layer
 
 
 def random_walk(count, width, seed, jump_every=300, step=0.25):
@@ -48,9 +48,10 @@ def main():
     queries = near + 0.3 * draw.normal(size=near.shape) / np.sqrt(options.width)
     queries = (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype("f4")
     layers, seconds, found = {}, {}, {}
-    for name, kind in (("brute", ScannBruteForce), ("tree", ScannTree)):
+    for name, kind in (("brute", "scann_brute_force"), ("tree", "scann")):
         started = time.perf_counter()
-        layers[name] = kind(k=options.k).index(documents)
+        layer = top_k_layer(kind, len(documents), options.k)
+        layers[name] = layer.index(tf.constant(documents))
         seconds[f"{name}_build"] = time.perf_counter() - started
         layers[name](tf.constant(queries[: options.batch]))  # warm
     parts = range(0, options.queries, options.batch)

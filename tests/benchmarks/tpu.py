@@ -197,7 +197,8 @@ def _retriever_step(given):
     import tensorflow as tf
 
     from tfdpsq import retriever
-    from tfdpsq.run.training import direct_training, plain_training
+    from tfdpsq.privacy import optimizers
+    from tfdpsq.run.training import direct_training
 
     model, rows, method = _towers(given), given["rows"], given["step"]
     engine = "vectorized" if method == "microbatch" else "fast"
@@ -205,8 +206,10 @@ def _retriever_step(given):
     columns["document_key"] = ([rows], tf.int64)
     columns["positive_keys"] = ([rows, 1], tf.int64)
     if method == "retriever":
-        step = plain_training.replica_step(model, 1e-3, optimizer=given["optimizer"])
-        return step, columns
+        optimizer = optimizers.OPTIMIZERS[given["optimizer"]](1e-3)
+        optimizers.build(optimizer, model.trainable_variables)
+        model.compile(optimizer)
+        return model.train_step, columns
     plan = _plan(rows, True)
     if method == "naive":
         # Rows one by one, and a microbatch of documents at a time.
@@ -256,28 +259,24 @@ def _generate(given):
     import numpy as np
     import tensorflow as tf
 
-    from tfdpsq.generator import SamplingConfig, T5QueryGenerator
-    from tfdpsq.generator.decoder import CachedDecoder
-    from tfdpsq.generator.decoding import generate
+    from tfdpsq.generator import T5QueryGenerator, TopP
+    from tfdpsq.generator.decoding import decode
 
     shape, rows = _shape(given), given["rows"]
     model = T5QueryGenerator(shape, given["dtype"])
-    decoder = CachedDecoder(model, _QUERY)
     mask = np.zeros([shape.vocabulary_size], np.float32)
     columns = {n: c for n, c in _pairs(rows).items() if n.startswith("document")}
     columns["uniforms"] = ([rows, _QUERY], tf.float32)
 
     def function(batch):
-        return generate(
+        return decode(
             model,
             batch["document_ids"],
             batch["document_lengths"],
             batch["uniforms"],
-            SamplingConfig(top_p=0.8),
+            TopP(0.8),
             mask,
-            1,
-            decoder=decoder,
-        )[0]
+        )
 
     return function, columns
 

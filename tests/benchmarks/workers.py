@@ -34,26 +34,22 @@ def _serve(options):
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    from tfdpsq.data.shards import PassSpec, ShardDirectory
-    from tfdpsq.generator import SynthesisConfig
     from tfdpsq.run import synthesize
     from tfdpsq.run.core import sources
     from tfdpsq.run.passes import corpus_shards, passes
+    from tfdpsq.run.passes.shards import PassSpec, ShardDirectory
 
     corpus = corpus_shards.cut(
         options.corpus, options.documents, options.shard_documents, ""
     )
-    settings = SynthesisConfig(
-        document_length=options.document,
-        query_length=options.query,
-        batch_size=options.batch,
-    )
+    config = synthesize.default_config()
+    config.document_length, config.query_length = options.document, options.query
+    config.batch_size = options.batch
     make = synthesize.start_worker(
         options.generator,
         "float32",
         str(sources.vocabulary_file(options.vocabulary, options.generator)),
-        settings,
-        False,
+        synthesize.writing(config),
         corpus,
     )
     work = passes.Work("synthesize", corpus.count, lambda: make)

@@ -105,7 +105,7 @@ def test_a_query_has_exactly_one_pair_for_training(sound):
     """k pairs of one query would protect it k times less than stated."""
     beir = BeirDirectory(sound)
     # d1 and d3 both score 2; d1 has the smaller id.
-    assert beir.pairs("train") == [
+    assert list(beir.pairs("train")) == [
         Pair("q1", "what is first", "d1", "Title first text")
     ]
     assert [pair.document_id for pair in beir.all_pairs("train")] == ["d1", "d2", "d3"]
@@ -210,6 +210,20 @@ def test_any_text_survives_the_round_trip(tmp_path, data, compress):
     assert len(beir.pairs("train")) == len(queries)
 
 
+def test_repeated_lines_and_scores_as_floats_are_what_they_say(sound):
+    """Honest logs have both; they refused the whole set."""
+    qrels = sound / "qrels" / "train.tsv"
+    before = BeirDirectory(sound).fingerprint()
+    lines = qrels.read_text().splitlines()
+    qrels.write_text("\n".join([*lines, lines[1], "q1\td3\t2.0"]))
+    beir = BeirDirectory(sound)
+    assert beir.validate().pairs == {"train": 3, "test": 1}
+    assert beir.fingerprint() == before
+    qrels.write_text("\n".join([*lines, "q1\td3\t1"]))
+    with pytest.raises(DataError, match="train.tsv:5: .*'d3' have another score"):
+        BeirDirectory(sound).validate()
+
+
 HEADER = b"query-id\tcorpus-id\tscore\n"
 # What is broken -> (file, its bytes, what the message must hold).
 BROKEN = {
@@ -247,7 +261,7 @@ BROKEN = {
     "another set's qrels": (
         "qrels/train.tsv",
         HEADER + b"x1\td1\t1\n",
-        r"train.tsv:2: none of its queries \(the first is 'x1'\) is in queries.jsonl",
+        r"train.tsv:2: query 'x1' is not in queries.jsonl",
     ),
 }
 
@@ -370,8 +384,7 @@ def test_pairs_on_disk_equal_a_naive_join(best, tmp_path):
     wanted = [
         Pair(q, f"query {q}", d, f"text {d[1:]}") for q, d in _naive_pairs(rows, best)
     ]
-    assert len(found) == len(wanted) and list(found) == wanted and found == wanted
-    assert found != wanted[::-1] and found != wanted[1:]
+    assert len(found) == len(wanted) and list(found) == wanted
     assert [found[row] for row in range(len(found))] == wanted
     assert found[-2:] == wanted[-2:] and found[-1] == wanted[-1]
     with pytest.raises(IndexError):

@@ -6,7 +6,6 @@ import pytest
 
 from tfdpsq.data.pseudo_queries import pseudo_pairs
 from tfdpsq.data.texts import Document
-from tfdpsq.validation import InputError
 
 PROSE = Document(
     "p",
@@ -95,7 +94,17 @@ def test_the_choice_depends_on_seed_and_document_alone():
     assert sum(first[key] != other[key] for key in first) > 15  # 7/8 of 30 expected.
 
 
-def test_bad_bounds_are_refused():
-    for bounds in ({"per_document": 0}, {"least_words": 9, "most_words": 8}):
-        with pytest.raises(InputError, match=next(iter(bounds))):
-            pseudo_pairs([PROSE], 0, **bounds)
+HINDI = "हिन्दी में खोज कैसे करें।"
+
+
+@pytest.mark.parametrize(
+    "text, query",
+    [
+        (HINDI, HINDI),
+        ("Мы ищем ответы на вопросы. Да. Они есть.", "Мы ищем ответы на вопросы"),
+    ],
+)
+def test_sentences_of_other_scripts_are_found(text, query):
+    """Hindi gave none, and a Russian paragraph was one sentence."""
+    (pair,) = pseudo_pairs([Document("d", "", text)], 0)
+    assert pair.query == query

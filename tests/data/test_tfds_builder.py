@@ -5,6 +5,7 @@ import tensorflow_datasets as tfds
 
 import tfdpsq.data.tfds_builder  # Registers the data set.
 from tfdpsq.data.beir import write_beir
+from tfdpsq.data.sets import SyntheticQuery, write_synthetic
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import DataError, InputError
 
@@ -56,11 +57,25 @@ def test_changed_files_are_prepared_anew(source, tmp_path):
     assert load(source, tmp_path / "tfds", "test")[0]["document"] == b"2"
 
 
+def test_a_set_is_loaded_and_private_pairs_stay_private(source, tmp_path):
+    rows = [SyntheticQuery(f"genQ{i}", f"q {i}", "d", "text", i) for i in range(3)]
+    write_synthetic(tmp_path / "made", rows, {}, None)
+    found = tfds.load(
+        "beir_directory",
+        split="train",
+        data_dir=tmp_path / "tfds",
+        builder_kwargs={"path": tmp_path / "made"},
+    )
+    assert [row["query"].numpy() for row in found] == [b"q 0", b"q 1", b"q 2"]
+    builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder(path=source.path)
+    place = tmp_path / "private" / "tfds"
+    assert builder.data_dir.startswith(str(place))
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
 def test_errors_say_what_to_give(source, tmp_path):
     builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder
     with pytest.raises(InputError, match="needs a path"):
         builder(data_dir=tmp_path)
-    with pytest.raises(InputError, match="takes no config"):
-        builder(path=source.path, config="other", data_dir=tmp_path)
     with pytest.raises(DataError, match="no such directory"):
         builder(path=tmp_path / "nowhere", data_dir=tmp_path)

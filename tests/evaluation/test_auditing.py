@@ -349,7 +349,5 @@ def test_bad_audits_are_refused():
         audit_one_run(np.append(scores[1:], math.nan), included, 1e-3, [(10, 10)])
     with pytest.raises(InputError, match="100 of 100 canaries are included"):
         audit_one_run(scores, np.ones(100, bool), 1e-3, [(10, 10)])
-    with pytest.raises(InputError, match=r"guesses holds \(60, 41\)"):
+    with pytest.raises(InputError, match=r"guesses are \[\(60, 41\)\]"):
         audit_one_run(scores, included, 1e-3, [(60, 41)])
-    with pytest.raises(InputError, match="must not decrease"):
-        one_run_p_value(10, 5, 6, 1.0, 0.0)

@@ -5,45 +5,42 @@ import pytest
 import scipy.stats
 
 from tfdpsq.evaluation import (
-    GramIndex,
     closeness,
     exact_copies,
+    gram_vectors,
     nearest_by_cosine,
-    normalized,
 )
 from tfdpsq.validation import InputError
 
 
-def test_exact_copies_are_counted_after_normalization():
+def test_exact_copies_are_counted_by_words():
     private = ["Sort a list", "read a ﬁle", "read a file", "merge two trees"]
     texts = ["sort  A list ", "READ A FILE", "read a file", "sort a list!", "merge"]
     found = exact_copies(texts, private)
-    # The first three; the second and third are one private text.
-    assert (found.count, found.share, found.distinct) == (3, 3 / 5, 2)
-    none = exact_copies(["x"], private)
-    assert (none.count, none.share, none.distinct) == (0, 0, 0)
+    # The first four; the first and fourth are one private text, as the others are.
+    assert found == {"count": 4, "share": 4 / 5, "distinct": 2}
+    assert exact_copies(["x"], private) == {"count": 0, "share": 0, "distinct": 0}
 
 
 def _vectors(n, d=6, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
 
 
-@pytest.mark.parametrize("block", [1, 7, 1024])
-def test_cosine_distances_equal_the_naive_ones(block):
+def test_cosine_distances_equal_the_naive_ones():
     ours, theirs = _vectors(10, seed=1) * 7, _vectors(13, seed=2)
     a, b = (
         x / np.linalg.norm(x, axis=1, keepdims=True)
         for x in (ours.astype(np.float64), theirs.astype(np.float64))
     )
     expected = (1 - a @ b.T).min(axis=1)
-    got = nearest_by_cosine(ours, theirs, block)
+    got = nearest_by_cosine(ours, theirs)
     assert (got.dtype, got.shape) == (np.float64, (10,))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
 def test_copies_have_distance_zero_in_double_precision():
     theirs = _vectors(500, 192)
-    got = nearest_by_cosine(theirs[::7], theirs, 100)
+    got = nearest_by_cosine(theirs[::7], theirs)
     assert got.max() < 1e-12  # where 1 - cosine in float32 is right to 1e-7
     assert nearest_by_cosine(-theirs[:1], theirs[:1])[0] == pytest.approx(2)
 
@@ -51,24 +48,20 @@ def test_copies_have_distance_zero_in_double_precision():
 def test_bad_vectors_and_texts_are_refused():
     with pytest.raises(InputError, match="width 3, private 4"):
         nearest_by_cosine(np.ones([2, 3]), np.ones([2, 4]))
-    with pytest.raises(InputError, match=r"vectors\[2\] has norm 0.0"):
-        nearest_by_cosine(np.eye(3)[:, :2], np.ones([1, 2]))
     with pytest.raises(InputError, match="texts is empty"):
         exact_copies([], ["a"])
-    with pytest.raises(InputError, match="finite numbers"):
+    with pytest.raises(InputError, match="must be finite"):
         closeness(np.array([np.nan]), np.array([0.1]))
 
 
-def _naive_nearest(texts, private, size):
+def _naive_nearest(texts, private):
     def runs(text):
-        text = normalized(text)
-        if len(text) <= size:
-            return {text}
-        return {text[i : i + size] for i in range(len(text) - size + 1)}
+        text = f"\2\2{' '.join(text.casefold().split())}\3\3\3"
+        return {text[i : i + 5] for i in range(len(text) - 4)}
 
     sets = [runs(text) for text in private]
     return [
-        1 - max(len(runs(t) & other) / len(runs(t) | other) for other in sets)
+        1 - max(len(runs(t) & s) / (len(runs(t)) * len(s)) ** 0.5 for s in sets)
         for t in texts
     ]
 
@@ -79,14 +72,12 @@ def _sentences(n, seed):
     return [" ".join(random.choice(words, random.integers(1, 9))) for _ in range(n)]
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_gram_distances_equal_the_naive_ones(size):
+def test_gram_distances_equal_the_naive_ones():
     texts = _sentences(40, 1) + ["zzz", "", "?!", "a"]
     private = [*_sentences(30, 2), "?!", "tree  NODE"]
-    got = GramIndex(private, size).nearest(texts)
-    np.testing.assert_allclose(got, _naive_nearest(texts, private, size), atol=1e-12)
-    assert got[40] == 1 and got[42] == 0  # nothing in common; the same
-    assert GramIndex(private, size).nearest(["zzz"]).tolist() == [1]
+    got = nearest_by_cosine(gram_vectors(texts), gram_vectors(private))
+    np.testing.assert_allclose(got, _naive_nearest(texts, private), atol=1e-9)
+    assert got[40] == 1 and got[42] == pytest.approx(0)  # nothing in common; the same
 
 
 def test_closeness_equals_mann_whitney():
@@ -95,10 +86,10 @@ def test_closeness_equals_mann_whitney():
     found = closeness(ours, control)
     # Mann and Whitney's U counts the pairs in which ours is larger, ties half.
     larger = scipy.stats.mannwhitneyu(ours, control).statistic / (50 * 70)
-    assert found.closer == pytest.approx(1 - larger)
-    assert found.ratio == pytest.approx(np.median(ours) / np.median(control))
-    assert (found.synthetic.count, found.held_out.count) == (50, 70)
-    assert found.held_out.quantiles["0.25"] == np.quantile(control, 0.25)
+    assert found["closer"] == pytest.approx(1 - larger)
+    assert found["ratio"] == pytest.approx(np.median(ours) / np.median(control))
+    assert found["held_out"]["count"] == 70
+    assert found["held_out"]["quantiles"]["0.25"] == np.quantile(control, 0.25)
 
 
 def test_control_tells_memorization_from_likeness():
@@ -107,6 +98,6 @@ def test_control_tells_memorization_from_likeness():
     memorised = private[::2] + 0.1 * _vectors(200, 8, 4)
     control = nearest_by_cosine(held_out, private)
     innocent = closeness(nearest_by_cosine(fresh, private), control)
-    assert innocent.closer == pytest.approx(0.5, abs=0.05)
+    assert innocent["closer"] == pytest.approx(0.5, abs=0.05)
     guilty = closeness(nearest_by_cosine(memorised, private), control)
-    assert guilty.closer > 0.95 and guilty.ratio < 0.2
+    assert guilty["closer"] > 0.95 and guilty["ratio"] < 0.2

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 from sklearn import metrics
 
-from tfdpsq.evaluation.leakage.membership import (
+from tfdpsq.evaluation.membership import (
     attack_membership,
     likelihood_ratio_scores,
 )
@@ -112,5 +112,5 @@ def test_bad_scores_are_named():
         attack_membership(np.zeros(1), np.zeros(5))
     with pytest.raises(InputError, match=r"others\[1\] is inf"):
         attack_membership(np.zeros(3), np.array([0, np.inf, 0]))
-    with pytest.raises(InputError, match="score 4 examples"):
+    with pytest.raises(InputError, match="models, 3 examples"):
         likelihood_ratio_scores(np.zeros(3), np.zeros((2, 4)))

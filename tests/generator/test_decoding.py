@@ -5,12 +5,8 @@ import pytest
 import tensorflow as tf
 from helpers import attentive
 
-from tfdpsq.generator import SamplingConfig, T5QueryGenerator
-from tfdpsq.generator.decoder import CachedDecoder
-from tfdpsq.generator.decoding import (
-    decodable_logits_mask,
-    generate,
-)
+from tfdpsq.generator import Greedy, T5QueryGenerator, TopP
+from tfdpsq.generator.decoding import CachedDecoder, decode, text_mask
 from tfdpsq.layers import T5Config, apply_lora
 
 _V, _EOS = 60, 1
@@ -77,7 +73,7 @@ def _cached_logits(model, documents, lengths, queries):
 def test_queries_for_one_document_share_its_keys_and_values(untied):
     documents, lengths = _documents(5)
     uniforms = np.random.default_rng(7).random((15, 8), dtype=np.float32)
-    config = SamplingConfig()
+    config = TopP()
     shared, _ = _generate(untied, documents, lengths, uniforms, config)
     repeated = (tf.repeat(documents, 3, axis=0), tf.repeat(lengths, 3))
     alone, _ = _generate(untied, *repeated, uniforms, config)
@@ -92,21 +88,22 @@ def test_dropping_finished_rows_changes_no_query():
     model = T5QueryGenerator(T5Config(_V, 1, 2, 16, 24, 8, dropout=0.0))
     documents, lengths = _documents(64 // samples)
     uniforms = np.random.default_rng(9).random((64, 20), dtype=np.float32)
-    mask = decodable_logits_mask(_V, 50, (0, 2)) + 3.0 * tf.one_hot(_EOS, _V)
-    runs = [
-        _generate(
+    mask = text_mask(_V, 50, (0, 2)) + 3.0 * tf.one_hot(_EOS, _V)
+    together, lengths_of = _generate(
+        model, documents, lengths, uniforms, TopP(0.95), mask=mask
+    )
+    for row in range(len(documents)):
+        own = slice(row * samples, (row + 1) * samples)
+        alone, _ = _generate(
             model,
-            documents,
-            lengths,
-            uniforms,
-            SamplingConfig(top_p=0.95),
-            early_stop=early_stop,
+            documents[row : row + 1],
+            lengths[row : row + 1],
+            uniforms[own],
+            TopP(0.95),
             mask=mask,
         )
-        for early_stop in (True, False)
-    ]
-    np.testing.assert_array_equal(runs[0][0], runs[1][0])
-    ends = np.sort(runs[0][1].reshape(-1, samples).max(axis=1))
+        np.testing.assert_array_equal(together[own], alone)
+    ends = np.sort(lengths_of.reshape(-1, samples).max(axis=1))
     # Both halvings happen, and the last rows go on after the second.
     assert ends[len(ends) // 2] < ends[3 * len(ends) // 4] < ends[-1]
     assert ends[-1] > ends[0] + 2
@@ -141,7 +138,7 @@ def test_bfloat16_stays_close_to_float32():
     assert np.abs(found - expected).max() < 0.1 * spread
     assert np.abs(found - uncached).max() < 0.1 * spread
     assert np.abs(found - expected).max() > 1e-4 * spread  # it is another precision
-    greedy = SamplingConfig(temperature=0.0)
+    greedy = Greedy()
     uniforms = np.zeros((24, 6), "float32")
     tokens = [
         _generate(m, documents, lengths, uniforms, greedy)[0] for m in (exact, rounded)
@@ -156,25 +153,22 @@ def _generate(
     uniforms,
     config,
     jit=False,
-    early_stop=True,
     mask=None,
 ):
     if mask is None:
-        mask = decodable_logits_mask(_V, 50, (0, 2))
+        mask = text_mask(_V, 50, (0, 2))
     run = tf.function(
-        lambda d, n, u: generate(model, d, n, u, config, mask, _EOS, early_stop),
+        lambda d, n, u: decode(model, d, n, u, config, mask),
         jit_compile=jit,
     )
-    ids, found = run(documents, lengths, tf.constant(uniforms))
-    return ids.numpy(), found.numpy()
+    ids = run(documents, lengths, tf.constant(uniforms)).numpy()
+    return ids, (ids != 0).sum(axis=1).astype("int32")
 
 
 def test_greedy_decoding_is_the_argmax_of_the_uncached_model(model):
     documents, lengths = _documents(6)
     uniforms = np.zeros((6, 10), "float32")
-    ids, found = _generate(
-        model, documents, lengths, uniforms, SamplingConfig(temperature=0.0)
-    )
+    ids, found = _generate(model, documents, lengths, uniforms, Greedy())
     logits = model(
         {
             "document_ids": documents,
@@ -197,7 +191,7 @@ def test_only_decodable_ids_are_written_and_no_query_is_empty(untied):
     documents, lengths = _documents(40)
     uniforms = np.random.default_rng(3).random((40, 12), dtype=np.float32)
     ids, found = _generate(
-        untied, documents, lengths, uniforms, SamplingConfig(temperature=2.0, top_p=1.0)
+        untied, documents, lengths, uniforms, TopP(1.0, temperature=2.0)
     )
     real = np.arange(12)[None] < found[:, None]
     assert (ids[real] < 50).all() and not np.isin(ids[real], (0, 2)).any()
@@ -207,7 +201,7 @@ def test_only_decodable_ids_are_written_and_no_query_is_empty(untied):
 def test_a_query_does_not_depend_on_its_batch(untied):
     documents, lengths = _documents(24)
     uniforms = np.random.default_rng(4).random((24, 12), dtype=np.float32)
-    config = SamplingConfig()
+    config = TopP()
     whole, _ = _generate(untied, documents, lengths, uniforms, config)
     for part in (slice(5, 6), slice(7, 14)):
         ids, _ = _generate(
@@ -220,7 +214,7 @@ def test_a_query_does_not_depend_on_its_batch(untied):
 def test_xla_changes_no_query(untied):
     documents, lengths = _documents(8)
     uniforms = np.random.default_rng(5).random((8, 12), dtype=np.float32)
-    config = SamplingConfig()
+    config = TopP()
     plain = _generate(untied, documents, lengths, uniforms, config)
     compiled = _generate(untied, documents, lengths, uniforms, config, jit=True)
     np.testing.assert_array_equal(plain[0], compiled[0])

@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import attentive
 
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
-from tfdpsq.generator import (
-    QueryLikelihood,
-    encode_pairs,
-)
+from tfdpsq.generator import Preprocessor, QueryLikelihood, Reranker
 
 _WORDS = "red fox dogs sleep in the sun all day long rain and snow fall north".split()
 
@@ -48,22 +46,25 @@ def test_scores_are_the_models_log_likelihoods_of_each_pair(
     model = _model(tokenizer, version, soft_prompt)
     lengths = {"document_length": 12, "query_length": 6}
     pairs = _pairs()
-    batch = encode_pairs(
-        [Pair("", query, "", document) for document, query in pairs],
-        tokenizer,
-        prompt="ask: ",
-        **lengths,
+    preprocessor = Preprocessor(tokenizer, "ask: ", **lengths)
+    batch = preprocessor.arrays(
+        Pair("", query, "", document) for document, query in pairs
     )
     assert (batch["query_lengths"] == 6).any() and (batch["query_lengths"] < 6).any()
     expected = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
-    scorer = QueryLikelihood(
-        model,
-        tokenizer,
-        batch_size=batch_size,
-        prompt="ask: ",
-        jit_compile=compiled,
-        **lengths,
-    )
+    scorer = QueryLikelihood(model, preprocessor, batch_size, compiled)
     found = list(scorer.scores(iter(pairs)))
     assert np.std(expected) > 1
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_exported_reranker_gives_the_likelihoods(tokenizer, tmp_path):
+    model = _model(tokenizer, "1.1", soft_prompt=2)
+    model.preprocessor = Preprocessor(tokenizer, "ask: ", 12, 6)
+    pairs = _pairs()
+    Reranker(model).export(tmp_path / "reranker")
+    loaded = tf.saved_model.load(str(tmp_path / "reranker"))
+    documents, queries = (tf.constant(texts) for texts in zip(*pairs))
+    found = loaded.signatures["score"](queries=queries, documents=documents)
+    expected = list(QueryLikelihood(model).scores(pairs))
+    np.testing.assert_allclose(found["nats"], expected, rtol=2e-5)

@@ -1,11 +1,15 @@
 """The generator's loss, head and storage, for both T5 shapes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
+from tfdpsq.data import train_vocabulary
+from tfdpsq.data.texts import Pair
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
+from tfdpsq.layers import T5Config, dropout_seed
 
 # hidden_dim differs from heads · key_value_dim, as in T5 1.1 small.
 _SHAPES = {
@@ -132,11 +136,93 @@ def test_saved_and_loaded_models_are_equal(model, tmp_path):
     np.testing.assert_array_equal(loaded(batch), model(batch))
 
 
-def test_a_keras_file_holds_the_whole_model(tmp_path):
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    texts = [f"return the {w} of file {i}" for i, w in enumerate("abcdefgh" * 9)]
+    path = tmp_path_factory.mktemp("vocabulary") / "spiece.model"
+    return train_vocabulary(texts, 290, path)
+
+
+def _with_words(vocabulary, **changes):
     tf.keras.utils.set_random_seed(4)
-    model = T5QueryGenerator(_SHAPES["1.1"], soft_prompt=2, name="writer")
+    config = dataclasses.replace(_SHAPES["1.1"], vocabulary_size=300, **changes)
+    preprocessor = Preprocessor(vocabulary, "ask: ", 16, 8)
+    return T5QueryGenerator(
+        config, soft_prompt=2, preprocessor=preprocessor, name="writer"
+    )
+
+
+def test_a_keras_file_holds_the_whole_model(vocabulary, tmp_path):
+    model = _with_words(vocabulary)
+    model.compile(tf.keras.optimizers.Adam(0.125))
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded) is T5QueryGenerator and loaded.name == "writer"
     assert loaded.config == model.config and loaded.backbone.soft_prompt.length == 2
     np.testing.assert_array_equal(loaded(_batch()), model(_batch()))
+    assert loaded.optimizer.learning_rate == 0.125
+    texts = ["return the sum", "the mean of 7"]
+    assert loaded.generate(texts) == model.generate(texts)
+    assert loaded.preprocessor.get_config() == model.preprocessor.get_config()
+    # The file that the vocabulary was read from is gone.
+    loaded.save(tmp_path / "again.keras")
+
+
+def test_preset_holds_vocabulary_prompt_and_lengths(vocabulary, tmp_path):
+    model = _with_words(vocabulary)
+    model.save_to_preset(tmp_path)
+    loaded = T5QueryGenerator.from_preset(tmp_path)
+    assert loaded.preprocessor.get_config() == {
+        "prompt": "ask: ",
+        "document_length": 16,
+        "query_length": 8,
+    }
+    assert loaded.generate(["the sum"], seed=2) == model.generate(["the sum"], seed=2)
+    other = T5QueryGenerator.from_preset(tmp_path, prompt="")
+    assert other.preprocessor.prompt == "" and other.preprocessor.query_length == 8
+
+
+_PAIRS = [
+    Pair("", f"the {w} of {n}", "", f"return {w} {n}") for w in "ab" for n in "123"
+]
+
+
+def _fitted(vocabulary, pairs=_PAIRS, epochs=3, **options):
+    model = _with_words(vocabulary, dropout=0.2)
+    model.compile(tf.keras.optimizers.SGD(0.5), seed=5, **options)
+    history = model.fit(model.preprocessor(pairs).batch(2), epochs=epochs, verbose=0)
+    return model, history.history["loss"]
+
+
+def test_fit_takes_the_steps_of_a_naive_loop(vocabulary):
+    """Means of `per_example_losses`; XLA changes nothing, dropout follows the seed."""
+    model, losses = _fitted(vocabulary, jit_compile=True)
+    naive = _with_words(vocabulary, dropout=0.2)
+    arrays = naive.preprocessor.arrays(_PAIRS)
+    expected, step = [], 0
+    for _ in range(3):
+        found = []
+        for start in range(0, len(_PAIRS), 2):
+            batch = {name: v[start : start + 2] for name, v in arrays.items()}
+            with tf.GradientTape() as tape, dropout_seed([5, step]):
+                loss = tf.reduce_mean(naive.per_example_losses(batch, training=True))
+            for variable, gradient in zip(
+                naive.trainable_variables,
+                tape.gradient(loss, naive.trainable_variables),
+            ):
+                variable.assign_sub(0.5 * tf.convert_to_tensor(gradient))
+            found.append(float(loss))
+            step += 1
+        expected.append(np.mean(found))
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    for one, other in zip(model.weights, naive.weights):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_evaluate_weighs_rows_and_averages_over_them(vocabulary):
+    model = _with_words(vocabulary)
+    model.compile()
+    arrays = model.preprocessor.arrays(_PAIRS)
+    each = model.per_example_losses(arrays)
+    found = model.evaluate(arrays, arrays["query_ids"], batch_size=6, verbose=0)
+    assert found == pytest.approx(float(tf.reduce_mean(each)), rel=1e-5)

@@ -13,8 +13,8 @@ from tfdpsq.data import (
     train_vocabulary,
     write_rows,
 )
-from tfdpsq.generator import pretraining
-from tfdpsq.generator.span_corruption import SENTINELS
+from tfdpsq.generator import Preprocessor, pretraining
+from tfdpsq.generator.pretraining import SENTINELS
 from tfdpsq.validation import InputError
 
 _NOUNS = "array string file socket tensor matrix graph queue table buffer".split()
@@ -50,7 +50,8 @@ def tokenizer(tmp_path_factory):
 def stores(tokenizer, tmp_path_factory):
     """Rows of pseudo-queries and of stretches of text, on disk."""
     path = tmp_path_factory.mktemp("rows")
-    pairs = pretraining.pair_rows(_documents(), tokenizer, LENGTH, QUERY, 2, 0, 20)
+    preprocessor = Preprocessor(tokenizer, document_length=LENGTH, query_length=QUERY)
+    pairs = pretraining.pair_rows(_documents(), preprocessor, 2, 0, 20)
     texts = pretraining.text_rows(_documents(), tokenizer, LENGTH)
     return write_rows(path / "pairs", pairs), write_rows(path / "texts", texts)
 
@@ -73,12 +74,11 @@ def test_passages_are_the_text_cut_at_line_ends(words):
         assert [part.id for part in parts] == ids
         sizes = [len(part.text.split()) for part in parts]
         for part, size in zip(parts[:-1], sizes):
-            assert part.text.endswith("\n")
-            # It ends with the line in which it comes to so many, but for the one that
-            # takes in a short rest.
+            assert part.text.endswith(("\n", ". "))
             assert size >= words
-        for part in parts[:-1]:
-            assert len(" ".join(part.text.splitlines()[:-1]).split()) < words
+            # It ends with the sentence in which it comes to that many; these have at
+            # most eight words.
+            assert size < words + 8
         if len(parts) > 1:
             assert sizes[-1] >= words / 2
 
@@ -138,6 +138,13 @@ def test_two_in_a_hundred_are_held_out_by_their_id_alone():
     # Binomial: 400, deviation 19.8.
     assert abs(sum(held) - 400) < 100
     assert held == [pretraining.is_held_out(f"document-{i}") for i in range(20_000)]
+
+
+def test_long_sentences_without_ends_stay_whole():
+    text = "word " * 300 + "end."
+    assert [p.text for p in pretraining.passages(Document("d", "t", text), 50)] == [
+        text
+    ]
 
 
 # -- Batches ---------------------------------------------------------------------
@@ -219,3 +226,22 @@ def test_sentinels_need_embeddings_of_their_own(stores, tokenizer):
         pretraining.Batches(
             *stores, tokenizer, VOCABULARY + SENTINELS - 1, 2, 2, seed=0
         )
+
+
+def test_shares_of_replicas_have_their_part_of_both_kinds_of_rows(stores, tokenizer):
+    batches = _batches(stores, tokenizer)
+    whole, shares = batches(3), [batches(3, replica, 4) for replica in range(4)]
+    for name in whole:
+        pairs = np.concatenate([share[name][:2] for share in shares])
+        np.testing.assert_array_equal(pairs, whole[name][:8])
+        if name != "document_key":
+            texts = np.concatenate([share[name][2:] for share in shares])
+            np.testing.assert_array_equal(texts, whole[name][8:])
+
+
+def test_data_goes_on_at_a_step(stores, tokenizer):
+    batches = _batches(stores, tokenizer)
+    found = list(batches.dataset(3, 5).as_numpy_iterator())
+    assert len(found) == 2
+    for number, batch in zip((3, 4), found):
+        np.testing.assert_array_equal(batch["query_ids"], batches(number)["query_ids"])

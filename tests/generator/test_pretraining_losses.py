@@ -61,22 +61,13 @@ def _tensors(rows):
 def test_each_pretraining_loss_equals_its_task_alone(version, mode):
     model, rows = _model(version), _rows()
     rows["document_key"] = rows["document_key"][:PAIRS]
-    seen = []
-
-    def contrast(queries, documents, keys):
-        seen.append((queries.shape, documents.shape))
-        scores = 7.0 * queries @ tf.transpose(documents)
-        other = keys[:, None] == keys[None]
-        own = tf.eye(PAIRS, dtype=tf.bool)
-        kept = tf.where(other & ~own, tf.fill(tf.shape(scores), -1e9), scores)
-        return tf.reduce_logsumexp(kept, 1) - tf.linalg.diag_part(scores)
+    trainer = pretraining.Pretrainer(model, scale=7.0)
 
     def losses():
-        return pretraining.pretraining_losses(model, _tensors(rows), contrast, False)
+        return trainer.losses_of(_tensors(rows), training=False)
 
     run = losses if mode == "eager" else tf.function(losses, jit_compile=True)
     found = run()
-    assert seen[0] == ((PAIRS, 16), (PAIRS, 16))
     assert set(found) == {"pseudo_queries", "spans", "contrast"}
     each = model.per_example_losses(_tensors(rows)).numpy().astype(np.float64)
     assert float(found["pseudo_queries"]) == pytest.approx(
@@ -100,10 +91,10 @@ def test_dropout_is_on_in_training_only():
     model, rows = _model(dropout=0.5), _rows()
     rows["document_key"] = rows["document_key"][:PAIRS]
 
+    trainer = pretraining.Pretrainer(model)
+
     def losses(training):
-        found = pretraining.pretraining_losses(
-            model, _tensors(rows), lambda q, d, keys: tf.reduce_sum(q * d, 1), training
-        )
+        found = trainer.losses_of(_tensors(rows), training)
         return {name: float(value) for name, value in found.items()}
 
     assert losses(False) == losses(False)
@@ -114,7 +105,7 @@ def test_dropout_is_on_in_training_only():
 
 def test_watched_values_equal_naive_formulas():
     model, rows = _model("1.1"), _rows()
-    found = pretraining.Watcher(model, rows, batch_size=4)()
+    found = pretraining.watcher(model, rows, batch_size=4)()
     tokens = _unit(
         np.concatenate(_states(model, rows["document_ids"], rows["document_lengths"]))
     )
@@ -151,4 +142,43 @@ def test_watched_values_equal_naive_formulas():
 
 def test_held_out_rows_of_one_document_are_refused():
     with pytest.raises(InputError, match="all 3 held-out rows"):
-        pretraining.Watcher(_model(), _rows(3, [3, 3, 3]))
+        pretraining.watcher(_model(), _rows(3, [3, 3, 3]))
+
+
+def test_fit_goes_on_after_a_backup_to_the_same_weights(tmp_path):
+    """With dropout, compiled by XLA; the batches are functions of the step."""
+
+    def weights(stops):
+        model = _model("1.1", dropout=0.3)
+        for stop in stops:
+            trainer = pretraining.Pretrainer(model)
+            trainer.compile(tf.keras.optimizers.Adam(1e-2), jit_compile=True)
+
+            path = tmp_path / str(len(stops))
+            first = pretraining.steps_in(path)
+
+            def rows(first=first, stop=stop):
+                for step in range(first, stop):
+                    batch = _rows(seed=step)
+                    batch["document_key"] = batch["document_key"][:PAIRS]
+                    yield batch
+
+            signature = {
+                name: tf.TensorSpec(value.shape, value.dtype)
+                for name, value in _rows().items()
+            }
+            signature["document_key"] = tf.TensorSpec([PAIRS], tf.int64)
+            backup = tf.keras.callbacks.BackupAndRestore(
+                str(path), 1, delete_checkpoint=False
+            )
+            dataset = tf.data.Dataset.from_generator(rows, output_signature=signature)
+            history = trainer.fit(
+                dataset, steps_per_epoch=stop, verbose=0, callbacks=[backup]
+            )
+            assert set(history.history) == {"loss", *pretraining.LOSSES}
+            assert int(trainer.optimizer.iterations.numpy()) == stop
+            model = _model("1.1", dropout=0.3) if stop != stops[-1] else model
+        return model.get_weights()
+
+    for one, other in zip(weights([4]), weights([2, 4])):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

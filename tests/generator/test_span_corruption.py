@@ -3,23 +3,20 @@
 import numpy as np
 import pytest
 
-from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
-from tfdpsq.validation import InputError
+from tfdpsq.generator.pretraining import SENTINELS, corrupt_spans
 
 FIRST = 1099  # The sentinels are 1099, 1098, ..., 1000.
 EOS = 1
 
 
-def corrupted(ids, seed=0, input_length=64, target_length=64, **options):
+def corrupted(ids, seed=0, input_length=64, target_length=64):
     ids = np.asarray(ids, np.int32)
     return corrupt_spans(
         ids,
-        len(ids),
         input_length,
         target_length,
         FIRST,
         np.random.default_rng(seed),
-        **options,
     )
 
 
@@ -98,16 +95,12 @@ def test_density_and_mean_span_are_as_asked():
     for length in random.integers(40, 161, 2000).tolist():
         ids = np.full([length], 3)
         lengths = cut_out(
-            corrupt_spans(ids, length, 256, 256, FIRST, random)  # as a batch draws
+            corrupt_spans(ids, 256, 256, FIRST, random)  # as a batch draws
         )
         tokens, dropped = tokens + length, dropped + sum(lengths)
         spans += len(lengths)
     assert dropped / tokens == pytest.approx(0.15, abs=0.001)
     assert dropped / spans == pytest.approx(3.0, abs=0.06)
-    half = [cut_out(corrupted(text_of(60), s, density=0.5)) for s in range(50)]
-    assert {sum(lengths) for lengths in half} == {30}
-    longer = [cut_out(corrupted(text_of(60), s, mean_span=9.0)) for s in range(50)]
-    assert {(sum(lengths), len(lengths)) for lengths in longer} == {(9, 1)}
 
 
 def test_spans_are_drawn_uniformly():
@@ -120,7 +113,7 @@ def test_spans_are_drawn_uniformly():
     random = np.random.default_rng(3)
     for _ in range(draws):
         ids = np.full([60], 3)
-        firsts[cut_out(corrupt_spans(ids, 60, 64, 64, FIRST, random))[0]] += 1
+        firsts[cut_out(corrupt_spans(ids, 64, 64, FIRST, random))[0]] += 1
     expected = draws * np.array([0, 7, 6, 5, 4, 3, 2, 1, 0, 0]) / 28
     # Chi-squared of 6 degrees of freedom: beyond 27.9 once in 10,000.
     chi = np.sum((firsts[1:8] - expected[1:8]) ** 2 / expected[1:8])
@@ -148,20 +141,7 @@ def test_spans_are_reproducible_from_the_generator():
         np.testing.assert_array_equal(one[index], same[index])
     assert one[0].tolist() != other[0].tolist()
     random = np.random.default_rng(5)
-    first = corrupt_spans(ids, 60, 64, 64, FIRST, random)
-    second = corrupt_spans(ids, 60, 64, 64, FIRST, random)
+    first = corrupt_spans(ids, 64, 64, FIRST, random)
+    second = corrupt_spans(ids, 64, 64, FIRST, random)
     np.testing.assert_array_equal(first[0], one[0])
     assert second[0].tolist() != one[0].tolist()
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"density": 0}, "density is 0"),
-        ({"mean_span": 0.5}, "mean_span is 0.5"),
-        ({"target_length": 2}, "target_length is 2"),
-    ],
-)
-def test_bad_settings_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        corrupted(text_of(10), **options)

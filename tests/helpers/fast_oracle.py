@@ -13,7 +13,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.layers import with_lora
+from tfdpsq.layers import LoRADense, LoRAEinsumDense
 from tfdpsq.privacy import fast
 
 keras = tf.keras
@@ -227,14 +227,14 @@ def _einsums():
 def _lora():
     """Updates in a model inside a model, of a layer used twice, and of einsums."""
     inner = keras.Input([None, 6])
-    hidden = layers.Dense(6, "tanh", name="hidden")
+    hidden = LoRADense(layers.Dense(6, "tanh"), 2, 3.0)
     tower = keras.Model(inner, hidden(hidden(inner)), name="tower")
     inputs = keras.Input([5, 4])
-    x = tower(layers.Dense(6, name="first")(inputs))
-    x = layers.EinsumDense("abc,cde->abde", [None, 2, 3], bias_axes="de")(x)
-    outputs = layers.EinsumDense("abde,dec->abc", [None, 4], activation="tanh")(x)
-    model = keras.Model(inputs, outputs)
-    return with_lora(model, 2, 3.0, ["tower/*", "einsum*"])
+    x = tower(layers.Dense(6, trainable=False)(inputs))
+    heads = layers.EinsumDense("abc,cde->abde", [None, 2, 3], bias_axes="de")
+    x = LoRAEinsumDense(heads, 2, 3.0)(x)
+    mix = layers.EinsumDense("abde,dec->abc", [None, 4], activation="tanh")
+    return keras.Model(inputs, LoRAEinsumDense(mix, 2, 3.0)(x))
 
 
 def _ids(high, *shape):

@@ -62,13 +62,10 @@ def vectors(width=8):
 
 
 def write_embeddings(directory, texts, vectors, ids, encoder="a public encoder"):
-    """Writes embeddings of "documents" or "queries" in two shards."""
-    from tfdpsq.retriever import DocumentIndex
+    """Writes embeddings of "documents" or "queries"."""
+    from tfdpsq.retriever import VectorStore
 
-    index = DocumentIndex.create(directory / texts, encoder, vectors.shape[1])
-    half = len(ids) // 2
-    index.add(ids[:half], vectors[:half])
-    index.add(ids[half:], vectors[half:])
+    VectorStore.write(directory / texts, encoder, vectors.shape[1], [(ids, vectors)])
 
 
 def write_embedded(directory):
@@ -165,7 +162,7 @@ def _start(version, dropout, layers=1, vocabulary=320, further=(), **counts):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     shape = T5Config(vocabulary + 10, layers, 2, 16, 24, 8, version, dropout=dropout)
-    T5QueryGenerator(shape).save_to_preset(base / "public", base / "spiece.model")
+    T5QueryGenerator(shape).save_to_huggingface(base / "public", base / "spiece.model")
     return made, tuple(queries)
 
 

@@ -26,7 +26,7 @@ def write(base):
     model = T5QueryGenerator(shape)
     for name, vocabulary in (("t5", "spiece.model"), ("other", "other.model")):
         (base / name).mkdir()
-        model.save_to_preset(base / name, base / vocabulary)
+        model.save_to_huggingface(base / name, base / vocabulary)
     return base
 
 

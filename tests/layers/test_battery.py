@@ -64,21 +64,6 @@ def _t5(version):
     return T5Config(19, 1, 2, _D, 10, 4, version, dropout=0.1)
 
 
-def _transformer(is_decoder, gated, **options):
-    return T5TransformerLayer(
-        is_decoder=is_decoder,
-        hidden_dim=_D,
-        intermediate_dim=10,
-        key_value_dim=4,
-        dropout=0.1,
-        activation="gelu" if gated else "relu",
-        num_heads=2,
-        use_gated_activation=gated,
-        use_relative_attention_bias=True,
-        **options,
-    )
-
-
 _TEXTS = {
     "encoder_token_ids": np.array([[3, 4, 5, 0, 0], [6, 7, 8, 9, 1], [2, 0, 0, 0, 0]]),
     "encoder_padding_mask": _MASK,
@@ -152,14 +137,16 @@ _CASES = {
     ),
     # Norm, four projections and the bias; norm and two or three projections.
     "T5TransformerLayer": _Case(
-        lambda **options: _transformer(False, True, rematerialize=True, **options),
+        lambda **options: T5TransformerLayer(
+            _t5("1.1"), False, True, rematerialize=True, **options
+        ),
         _STATES,
         ((_B, _L, _D), (_B, 2, _L, _L)),
         10,
         10,
     ),
     "T5TransformerLayer, decoder": _Case(
-        lambda **options: _transformer(True, False, **options),
+        lambda **options: T5TransformerLayer(_t5("1.0"), True, True, **options),
         (*_STATES, None, _floats(_B, 4, _D), np.ones([_B, 1, 4], np.int32), True),
         ((_B, _L, _D), (_B, 2, _L, _L)),
         14,

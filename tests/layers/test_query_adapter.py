@@ -166,9 +166,8 @@ def test_one_pair_moves_the_clipped_sum_by_at_most_the_clip_norm():
 
 def test_bad_embeddings_scales_and_widths_are_refused():
     for negatives, message in (
-        (np.ones([0, 4]), r"float64 of shape \(0, 4\)"),
-        (np.array([["a", "b"]]), "<U1 of shape"),
-        (np.eye(3)[:, :2], "row 2 of the negatives is all zeros"),
+        (np.ones([0, 4]), r"have shape \(0, 4\)"),
+        (np.eye(3)[:, :2], "row 2 of negatives is zero"),
         (np.array([[1.0, 2.0], [1.0, np.inf]]), "row 1 of .*not finite"),
     ):
         with pytest.raises(InputError, match=message):

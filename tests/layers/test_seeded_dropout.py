@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import SeededDropout, dropout_seed
+from tfdpsq.layers import SeededDropout, T5Config, T5TransformerLayer, dropout_seed
 from tfdpsq.layers.seeded_dropout import kinds_of_rows, seed_of_step
-from tfdpsq.layers.t5_layers import T5TransformerLayer
 
 
 def _function(mode, function):
@@ -109,9 +108,8 @@ def test_seeds_of_any_size_work():
 )
 def test_layer_in_parts_equals_the_layer_on_the_whole(mode, rematerialize):
     """Its gradient, too, for which a rematerialised layer drops the same once more."""
-    layer = T5TransformerLayer(
-        False, 6, 10, 3, 0.4, "relu", 2, True, True, rematerialize
-    )
+    config = T5Config(9, 1, 2, 6, 10, 3, "1.0", dropout=0.4)
+    layer = T5TransformerLayer(config, False, True, rematerialize)
     random = np.random.default_rng(0)
     x = random.normal(size=[6, 5, 6]).astype(np.float32)
     wanted = random.normal(size=[6, 5, 6]).astype(np.float32)

@@ -91,7 +91,7 @@ def test_bad_patterns_are_refused_and_change_nothing():
     model = _plain()
     for patterns, message in (
         (["block/*", "kernel"], "'kernel', which"),
-        ("*", "list"),
+        ("*", "give patterns"),
     ):
         with pytest.raises(InputError, match=message):
             train_only(model, patterns)

@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, and their committed outputs are clean."""
 
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -11,9 +12,10 @@ import nbformat
 import pytest
 
 from notebooks import environment, execute
+from tfdpsq import data
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAMES = [path.stem for path in execute.paths()]
+PAGE, *NAMES = (path.stem for path in execute.paths())
 MOST_BYTES = 300_000
 # Places and addresses in memory, which say something about the machine.
 OF_A_MACHINE = re.compile(r"/(root|home|Users|content)/|\.local/|0x[0-9a-f]{6,}")
@@ -44,7 +46,7 @@ def check_outputs(notebook):
         assert pictures or "plt.show()" not in cell.source
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [PAGE, *NAMES])
 def test_committed_outputs_are_valid_and_do_not_name_the_machine(name):
     notebook = read(name)
     nbformat.validate(notebook)
@@ -173,6 +175,25 @@ def run(tmp_path_factory):
         return "".join(printed), directory
 
     return of
+
+
+@pytest.mark.timeout(600)
+def test_the_page_runs_and_readme_has_its_code(run, monkeypatch, tmp_path):
+    """At a smaller size: on a corpus of 200 pairs."""
+    code = "\n\n".join(cell.source for cell in code_cells(read(PAGE)))
+    assert code in (ROOT / "README.md").read_text("utf-8")
+    pairs = list(itertools.islice(data.load("pydocs").pairs("train"), 200))
+    documents = {pair.document_id: pair.document for pair in pairs}
+    judged = [(pair.query_id, pair.document_id, 1) for pair in pairs]
+    data.write_beir(
+        tmp_path / "beir",
+        [data.Document(name, "", text) for name, text in documents.items()],
+        {pair.query_id: pair.query for pair in pairs}.items(),
+        {"train": judged, "test": judged[:20]},
+    )
+    monkeypatch.setenv("TFDPSQ_CORPUS", str(tmp_path / "beir"))
+    printed, _ = run(PAGE)
+    assert len(re.findall(r"NDCG@10 [01]\.\d{4}", printed)) == 3
 
 
 def test_first_notebook_runs(run):

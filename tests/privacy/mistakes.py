@@ -155,22 +155,21 @@ One pair is taken to move its group's clipped gradient by C at most, not by 2C.
 +
 
 Public negatives are the other rows' documents, so that rows read each other.
-@ retriever/direct_losses.py retriever/test_direct_losses.py
+@ retriever/direct_dp.py retriever/test_direct_losses.py
 -             self._embeddings,
 -             self._keys,
-+             model.encode_documents(batch["document_ids"], batch["document_lengths"]),
++             documents,
 +             batch["document_key"],
 
 Hard negatives mined for one private query are in the softmax of every row.
-@ retriever/losses.py retriever/test_hard_negatives.py
-- tf.einsum("id,ihd->ih", query_embeddings, own_negatives)
-+ tf.matmul(query_embeddings, tf.reduce_mean(own_negatives, 0), transpose_b=True)
+@ retriever/losses.py retriever/test_losses.py
+- tf.einsum("id,ihd->ih", queries, embeddings.negatives)
++ tf.matmul(queries, tf.reduce_mean(embeddings.negatives, 0), transpose_b=True)
 
 LoRA trains the weights that it is said to freeze.
 @ layers/lora.py layers/test_lora.py
--     model.trainable = True
--     _freeze(model)
-+     model.trainable = True
+-         if id(owner) not in trained:
++         if False:
 """
 
 NOISE_AND_KEYS = """
@@ -362,9 +361,9 @@ Each of several workers samples by a seed of its own.
 + seed = int(
 
 Under unit `query` a query is in as many rows as it has documents.
-@ data/pair_table.py data/test_beir.py
--         if best:
-+         if False:
+@ data/pairs.py data/test_beir.py
+- _BEST_ROWS if best else _ROWS
++ _ROWS
 
 All queries without an owner are one user.
 @ data/texts.py data/test_beir.py

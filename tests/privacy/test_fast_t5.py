@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import fast_oracle as oracle
 
 from tfdpsq.generator.model import T5QueryGenerator
-from tfdpsq.layers import lora, t5, t5_layers, train_only
+from tfdpsq.layers import lora, t5, train_only
 from tfdpsq.privacy import fast
 from tfdpsq.privacy import replay as randomness
 
@@ -213,7 +213,7 @@ def test_a_rematerialised_layer_repeats_its_dropout(monkeypatch):
     # Dropout was on, and follows from the seed.
     assert float(drawn(plainly, step=1)[0]) != float(results[0][0])
     # Masks come from the same seeds here, but nothing is run twice.
-    monkeypatch.setattr(t5_layers, "rematerialized", lambda run, given: run(*given))
+    monkeypatch.setattr(t5, "rematerialized", lambda run, given: run(*given))
     total, gradients = drawn(plainly)
     for found, sums in results:
         assert float(found) == pytest.approx(float(total), rel=1e-6)

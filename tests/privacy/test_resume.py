@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from helpers import forking, resume_child
 
-from tfdpsq.data import files
+from tfdpsq.data import io
 from tfdpsq.privacy import checkpoint, optimizers
 from tfdpsq.privacy.proof.ledger import FILE_NAME
 from tfdpsq.validation import InputError
@@ -112,7 +112,7 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path):
     """They are a directory, of which saving a state made a traceback."""
     checkpoint.open_secrets(tmp_path, "run", 0, {})
     state = tmp_path / checkpoint.STATE
-    left = state / files.partial_name("rows")
+    left = state / io.partial_name("rows")
     left.mkdir()
     (left / "rows-00000.bin").write_bytes(b"tokens")
     (state / ".01234567.partial").write_bytes(b"weights")

@@ -6,9 +6,10 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import collate
 
 from tfdpsq.layers import T5Config
-from tfdpsq.retriever import RetrieverConfig, TwoTower, collate, encode_pairs
+from tfdpsq.retriever import RetrieverConfig, TwoTower, encode_pairs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,13 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import collate
 
 from tfdpsq.retriever import (
-    collate,
     encode_pairs,
-    in_batch_losses,
     naive_sensitivity_multiplier,
 )
+from tfdpsq.retriever.losses import group_losses
 from tfdpsq.validation import InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}
@@ -34,13 +34,13 @@ def _bilinear_gradients(x, y, weights, scale):
     matrix = tf.eye(x.shape[1], y.shape[1], dtype=tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(matrix)
-        losses = in_batch_losses(
-            tf.matmul(x, matrix),
-            y,
-            tf.range(n, dtype=tf.int64),
-            tf.fill([n, 1], tf.constant(-1, tf.int64)),
-            weights,
-            scale,
+        losses = group_losses(
+            scale * tf.matmul(tf.matmul(x, matrix), y, transpose_b=True),
+            {
+                "document_key": tf.range(n, dtype=tf.int64),
+                "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
+                "weights": weights,
+            },
         )
     return tf.reshape(tape.jacobian(losses, matrix), [n, -1])
 

@@ -1,13 +1,14 @@
 """What the losses of direct DP training read, and what they refuse."""
 
-import functools
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import collate
 
 from tfdpsq import retriever
-from tfdpsq.data.rows import write_rows
+from tfdpsq.data import write_rows
 from tfdpsq.layers import train_only
 from tfdpsq.privacy import fast
 from tfdpsq.retriever import (
@@ -16,7 +17,6 @@ from tfdpsq.retriever import (
     PublicNegatives,
     encode_pairs,
 )
-from tfdpsq.retriever.stored_pairs import PooledQueries
 from tfdpsq.validation import InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}
@@ -56,7 +56,7 @@ def test_public_negatives_of_a_row_depend_on_it_alone(make_model, make_rows, tok
     losses = PublicNegatives(model, corpus, 4, seed=0)
     losses.refresh(0)
     arrays = retriever.encode_pairs(rows, tokenizer, **LENGTHS)
-    batch = retriever.collate(arrays, np.arange(4))
+    batch = collate(arrays, np.arange(4))
     found = losses({k: tf.constant(v) for k, v in batch.items()}).numpy()
     queries, documents = (
         np.asarray(encode(arrays[f"{side}_ids"], arrays[f"{side}_lengths"]))
@@ -70,7 +70,7 @@ def test_public_negatives_of_a_row_depend_on_it_alone(make_model, make_rows, tok
     expected = np.log(np.exp(scores - scores.max()).sum(1)) + scores.max()
     np.testing.assert_allclose(found, expected - np.diag(scores), rtol=1e-4)
     # A row more, or one less, leaves the others' losses as they are.
-    alone = retriever.collate(arrays, np.array([2]))
+    alone = collate(arrays, np.array([2]))
     np.testing.assert_allclose(
         losses({k: tf.constant(v) for k, v in alone.items()}).numpy(),
         found[2:3],
@@ -104,78 +104,16 @@ def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, me
     }[method]()
     if method == "public_negatives":
         losses.refresh(0)
-    batch = retriever.collate(arrays, np.arange(4))
+    batch = collate(arrays, np.arange(4))
     batch = {name: tf.constant(value) for name, value in batch.items()}
     fast.check(lambda: losses(batch), losses.layers, model.trainable_variables)
-
-
-def test_frozen_documents_are_embedded_once(make_model, make_rows, tokenizer):
-    """The losses are those of encoding them anew, hard negatives included."""
-    model = make_model(shared=False)
-    train_only(model, ["query_tower/*"])
-    rows = make_rows(30)
-    arrays = retriever.encode_pairs(rows, tokenizer, **LENGTHS)
-    hard = {row.query_id: [rows[3].document, rows[7].document] for row in rows[:20]}
-    arrays.update(retriever.encode_negatives(rows, hard, tokenizer, 12, 2))
-    corpus = {n: v for n, v in arrays.items() if n.startswith("document")}
-    found = []
-    for prepare in (lambda values: values, lambda v: retriever.with_vectors(model, v)):
-        losses = PublicNegatives(model, prepare(corpus), 6, seed=4)
-        losses.refresh(3)
-        batch = retriever.collate(prepare(arrays), np.arange(10))
-        batch = {name: tf.constant(values) for name, values in batch.items()}
-        with tf.GradientTape() as tape:
-            loss = losses(batch)
-        found.append([loss, *tape.gradient(loss, model.trainable_variables)])
-        in_batch = model.per_example_losses(batch)
-        found[-1].append(in_batch)
-        batch = {n: v for n, v in batch.items() if not n.startswith("negative")}
-        with tf.GradientTape() as tape:
-            loss = GroupLosses(model, 5)(batch)
-        found[-1] += [loss, *tape.gradient(loss, model.trainable_variables)]
-        loss, gradient = NaiveLosses(model, 5)(batch)
-        found[-1] += [loss, *gradient(tf.ones([10]), model.trainable_variables)]
-    for one, other in zip(*found):
-        one, other = (tf.convert_to_tensor(values) for values in (one, other))
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
-    with pytest.raises(InputError, match="Train the query tower alone"):
-        retriever.with_vectors(make_model(), corpus)
-
-
-def test_frozen_queries_are_pooled_once(make_model, make_rows, tokenizer, tmp_path):
-    """Losses, clipped sums and norms equal those of encoding in every step."""
-    model = make_model(shared=False)
-    train_only(model, ["query_tower/projection/kernel"])
-    arrays = retriever.encode_pairs(make_rows(30), tokenizer, **LENGTHS)
-    arrays = retriever.with_vectors(model, arrays)
-    pooled = PooledQueries(
-        tmp_path / "states", write_rows(tmp_path / "rows", [arrays]), model
-    )
-    found = []
-    for rows in (arrays, pooled.take(range(30))):
-        losses = PublicNegatives(model, arrays, 6, seed=4)
-        losses.refresh(3)
-        batch = retriever.collate(rows, np.arange(10))
-        batch = {name: tf.constant(values) for name, values in batch.items()}
-        found.append([model.per_example_losses(batch)])
-        for one in (losses, GroupLosses(model, 5)):
-            variables = model.trainable_variables
-            result = fast.clipped_sum(
-                functools.partial(one, batch), one.layers, variables, 0.5
-            )
-            found[-1] += [result.losses, *result.sums, result.norms]
-    for one, other in zip(*found):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
-    assert np.max(found[0][-1]) > 0.5
 
 
 def test_public_negatives_resume_from_their_state(make_model, make_rows, tokenizer):
     """A killed run goes on with negatives embedded by weights that are gone."""
     model, rows = make_model(), make_rows(8)
     corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
-    batch = retriever.collate(
-        retriever.encode_pairs(rows, tokenizer, **LENGTHS), np.arange(4)
-    )
+    batch = collate(retriever.encode_pairs(rows, tokenizer, **LENGTHS), np.arange(4))
     batch = {name: tf.constant(value) for name, value in batch.items()}
     before = PublicNegatives(model, corpus, 5, seed=3, refresh_every=4)
     before.refresh(0)
@@ -190,3 +128,94 @@ def test_public_negatives_resume_from_their_state(make_model, make_rows, tokeniz
         variable.assign(kept)
     after.refresh(3)
     np.testing.assert_allclose(after(batch).numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["naive", "microbatch", "public_negatives"])
+def test_frozen_documents_have_no_gradient_and_no_dropout(
+    make_model, make_config, make_rows, tokenizer, method
+):
+    t5 = dataclasses.replace(make_config().t5, dropout=0.5)
+    model = make_model(shared=False, t5=t5)
+    train_only(model, ["query_tower/projection/kernel"])
+    arrays = encode_pairs(make_rows(6), tokenizer, **LENGTHS)
+    batch = {n: tf.constant(v) for n, v in collate(arrays, np.arange(6)).items()}
+    one, other = (
+        model.encode_documents(batch["document_ids"], batch["document_lengths"], True)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(one, other)
+    variables = model.trainable_variables
+    if method == "naive":
+        _, gradient = NaiveLosses(model, 3)(batch)
+        (found,) = gradient(tf.ones([6]), variables)
+    else:
+        losses = GroupLosses(model, 3)
+        if method == "public_negatives":
+            losses = PublicNegatives(model, arrays, 3, seed=0)
+            losses.refresh(0)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(losses(batch))
+        (found,) = tape.gradient(total, variables)
+    assert np.abs(found).max() > 1e-3
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_frozen_rows_have_the_losses_and_norms_of_encoding_in_every_step(
+    make_model, make_rows, tokenizer, tmp_path, pooled
+):
+    model = make_model(shared=False)
+    train_only(model, ["query_tower/projection/kernel" if pooled else "query_tower/*"])
+    rows = make_rows(150)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
+    hard = {row.query_id: [rows[3].document, rows[7].document] for row in rows[:20]}
+    arrays.update(retriever.encode_negatives(rows, hard, tokenizer, 12, 2))
+    stored = write_rows(tmp_path / "rows", [arrays])
+    frozen = retriever.frozen_rows(tmp_path / "frozen", stored, model)
+    again = retriever.frozen_rows(tmp_path / "frozen", stored, model)
+    at = np.array([149, 3, 3, 0, 127, 128])
+    made = frozen.take(at)
+    assert ("query_ids" in made) != pooled and "document_ids" not in made
+    found = []
+    for batch in (stored.take(at), made, again.take(at)):
+        batch = {**batch, "weights": np.ones(6, np.float32)}
+        batch = {name: tf.constant(values) for name, values in batch.items()}
+        losses = PublicNegatives(model, arrays, 6, seed=4)
+        losses.refresh(3)
+        result = fast.clipped_sum(
+            lambda losses=losses, batch=batch: losses(batch),
+            losses.layers,
+            model.trainable_variables,
+            0.5,
+        )
+        few = {n: v for n, v in batch.items() if not n.startswith("negative")}
+        in_groups = GroupLosses(model, 3)(few)
+        found.append([result.losses, *result.sums, result.norms, in_groups])
+    for one, *others in zip(*found):
+        for other in others:
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert np.max(found[0][-2]) > 0.5
+
+
+def test_frozen_rows_are_bitwise_independent(
+    make_model, make_rows, tokenizer, tmp_path
+):
+    """Another text in its batch changes no bit of a row."""
+    model = make_model(shared=False)
+    train_only(model, ["query_tower/projection/kernel"])
+    arrays = encode_pairs(make_rows(60), tokenizer, **LENGTHS)
+    changed = {name: values.copy() for name, values in arrays.items()}
+    for side in ("query", "document"):
+        changed[f"{side}_ids"][8:16, 0] = arrays[f"{side}_ids"][8:16, 0] % 50 + 3
+        changed[f"{side}_lengths"][9] = 1
+    one, two = (
+        retriever.frozen_rows(
+            tmp_path / f"frozen{number}",
+            write_rows(tmp_path / f"rows{number}", [given]),
+            model,
+        ).take(range(60))
+        for number, given in enumerate((arrays, changed))
+    )
+    same = [n for n in range(60) if not 8 <= n < 16]
+    for name in ("document_vectors", "query_states"):
+        np.testing.assert_array_equal(one[name][same], two[name][same], strict=True)
+        assert (one[name][10] != two[name][10]).any()

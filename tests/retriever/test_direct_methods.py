@@ -19,6 +19,7 @@ from tfdpsq.retriever import (
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
 )
+from tfdpsq.retriever.losses import group_losses
 
 _C = 1e-3
 _WIDTH = 3
@@ -257,13 +258,18 @@ def test_the_naive_sum_is_that_of_the_jacobian():
     found = method(queries, documents, np.ones(n))
     matrix = tf.Variable(np.eye(_WIDTH))
     with tf.GradientTape() as tape:
-        losses = retriever.in_batch_losses(
+        cosines = tf.matmul(
             tf.math.l2_normalize(tf.constant(queries) @ matrix, -1),
             tf.math.l2_normalize(tf.constant(documents) @ matrix, -1),
-            tf.range(n, dtype=tf.int64),
-            tf.fill([n, 1], tf.constant(-1, tf.int64)),
-            tf.ones([n], tf.float64),
-            20.0,
+            transpose_b=True,
+        )
+        losses = group_losses(
+            20.0 * cosines,
+            {
+                "document_key": tf.range(n, dtype=tf.int64),
+                "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
+                "weights": tf.ones([n], tf.float64),
+            },
         )
     rows = tape.jacobian(losses, matrix).numpy().reshape([n, -1])
     norms = np.linalg.norm(rows, axis=1, keepdims=True)

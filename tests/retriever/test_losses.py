@@ -1,4 +1,4 @@
-"""The in-batch softmax against a float64 loop over rows and columns."""
+"""The softmax losses against loops in float64; and over replicas."""
 
 import math
 
@@ -6,117 +6,245 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.retriever import in_batch_losses
+from tfdpsq.retriever.losses import (
+    Embeddings,
+    batch_losses,
+    group_losses,
+    public_losses,
+)
 
 
-def naive_losses(q, d, key, positive_keys, weights, scale):
-    """Row by row, column by column, in python floats."""
+def _unit(*shape, draw):
+    values = draw.normal(size=shape)
+    values /= np.linalg.norm(values, axis=-1, keepdims=True)
+    return values.astype(np.float32)
+
+
+def _case(seed, rows=8, hard=2, width=4):
+    draw = np.random.default_rng(seed)
+    keys = draw.integers(0, 5, rows)
+    batch = {
+        "document_key": keys.astype(np.int64),
+        "positive_keys": draw.choice([-1, -1, *keys], (rows, 2)).astype(np.int64),
+        "weights": draw.choice([0, 1, 1], rows).astype(np.float32),
+        "negative_keys": draw.choice([-1, 0, 1, 7, 8, 9], (rows, hard)),
+    }
+    embeddings = Embeddings(
+        _unit(rows, width, draw=draw),
+        _unit(rows, width, draw=draw),
+        _unit(rows, hard, width, draw=draw),
+    )
+    return embeddings, batch
+
+
+def _log_sum(scores):
+    top = max(scores)
+    return top + math.log(sum(math.exp(score - top) for score in scores))
+
+
+def _by_loop(embeddings, batch, scale, bidirectional=False, false_negatives=False):
+    """Row by row, column by column, in Python's floats."""
+    q, d, h = (
+        None if values is None else np.asarray(values, np.float64)
+        for values in embeddings
+    )
+    keys, known, real = (
+        batch["document_key"],
+        batch["positive_keys"],
+        batch["weights"] > 0,
+    )
+
+    def negative(row, key):
+        return false_negatives or (key != keys[row] and key not in known[row])
+
     losses = []
     for i in range(len(q)):
-        if weights[i] == 0:
+        if not real[i]:
             losses.append(0.0)
             continue
-        scores = []
+        own = scale * q[i] @ d[i]
+        forwards, backwards = [own], [own]
         for j in range(len(q)):
-            s = scale * sum(float(a) * float(b) for a, b in zip(q[i], d[j]))
-            if j == i:
-                own = s
-            elif weights[j] == 0 or key[j] == key[i] or key[j] in positive_keys[i]:
+            if not real[j]:
                 continue
-            scores.append(s)
-        top = max(scores)
-        losses.append(top + math.log(sum(math.exp(s - top) for s in scores)) - own)
+            if j != i and negative(i, keys[j]):
+                forwards.append(scale * q[i] @ d[j])
+            if j != i and negative(j, keys[i]):
+                backwards.append(scale * q[j] @ d[i])
+            for m in range(0 if h is None else h.shape[1]):
+                key = batch["negative_keys"][j, m]
+                if key >= 0 and negative(i, key):
+                    forwards.append(scale * q[i] @ h[j, m])
+        loss = _log_sum(forwards) - own
+        if bidirectional:
+            loss = (loss + _log_sum(backwards) - own) / 2
+        losses.append(loss)
     return losses
 
 
-def _unit(array):
-    return (array / np.linalg.norm(array, axis=1, keepdims=True)).astype(np.float32)
+@pytest.mark.parametrize("false_negatives", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("hard", [True, False])
+def test_tfrs_task_equals_loops(hard, bidirectional, false_negatives):
+    """To 1e-6 at scale 1; with equation (1) of the paper, too."""
+    choices = (bidirectional, false_negatives)
+    compiled = tf.function(
+        lambda e, b, scale: batch_losses(e, b, lambda q: scale * q, *choices),
+        jit_compile=True,
+    )
+    for seed in range(6):
+        embeddings, batch = _case(seed)
+        if not hard:
+            embeddings = embeddings._replace(negatives=None)
+        for scale in (1.0, 100.0):
+            found = compiled(
+                Embeddings(*(v if v is None else tf.constant(v) for v in embeddings)),
+                {name: tf.constant(values) for name, values in batch.items()},
+                tf.constant(scale),
+            )
+            expected = _by_loop(embeddings, batch, scale, *choices)
+            assert max(expected) > 1
+            # Scores are up to `scale`, so a float32 of them is off by scale * 2^-23.
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=scale * 1e-6)
 
 
-def _case(seed, b=9, scale=20.0):
-    draw = np.random.default_rng(seed)
-    # Few keys, so that duplicates and known positives are many; large ones, which
-    # a cast to float or int32 would merge.
-    keys = 2**62 + draw.integers(0, 5, b)
-    return {
-        "query_embeddings": _unit(draw.normal(size=(b, 4))),
-        "document_embeddings": _unit(draw.normal(size=(b, 4))),
-        "document_key": keys.astype(np.int64),
-        "positive_keys": draw.choice([-1, -1, *keys], (b, 2)).astype(np.int64),
-        "weights": draw.choice([0, 1, 1], b).astype(np.float32),
-        "scale": scale,
+@pytest.mark.parametrize("false_negatives", [False, True])
+def test_groups_equal_loops(false_negatives):
+    cases = [_case(seed, rows=6) for seed in range(4)]
+    stacked = {
+        name: np.stack([batch[name] for _, batch in cases])
+        for name in ("document_key", "positive_keys", "weights")
     }
-
-
-def _tensors(case):
-    return {n: v if n == "scale" else tf.constant(v) for n, v in case.items()}
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_equals_a_loop_in_float64(scale, jit_compile):
-    compiled = tf.function(in_batch_losses, jit_compile=jit_compile)
-    for seed in range(8):
-        case = _case(seed, scale=scale)
-        got = compiled(**_tensors(case))
-        expected = naive_losses(*case.values())
-        assert got.dtype == tf.float32
-        # Scores are up to `scale`, so a float32 of them is off by scale * 2^-23.
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=scale * 5e-7)
+    stacked["document_key"] += 2**62  # a cast to float or int32 would merge them
+    known = stacked["positive_keys"]
+    stacked["positive_keys"] = np.where(known < 0, -1, known + 2**62)
+    scores = np.stack([20 * e.queries @ e.documents.T for e, _ in cases])
+    choices = (True, false_negatives)
+    found = group_losses(tf.constant(scores), stacked, *choices)
+    for losses, (embeddings, batch) in zip(found, cases):
+        one = embeddings._replace(negatives=None)
+        expected = _by_loop(one, batch, 20.0, *choices)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_own_duplicates_and_known_positives_are_no_negatives():
     # Three documents equal in embedding to the row's own. All as negatives: log 4.
     one = np.eye(1, 3, dtype=np.float32).repeat(4, axis=0)
-    case = dict(
-        query_embeddings=one,
-        document_embeddings=one,
+    batch = dict(
         document_key=np.array([7, 8, 9, 10]),
         positive_keys=np.full((4, 2), -1, np.int64),
         weights=np.ones(4, np.float32),
-        scale=3.0,
     )
-    assert float(in_batch_losses(**case)[0]) == pytest.approx(math.log(4))
-    case["document_key"] = np.array([7, 7, 9, 10])  # row 1 is row 0's document
-    assert float(in_batch_losses(**case)[0]) == pytest.approx(math.log(3))
-    case["positive_keys"][0] = [10, 9]  # rows 2 and 3 answer query 0 as well
-    assert float(in_batch_losses(**case)[0]) == pytest.approx(0, abs=1e-6)
+
+    def losses(**options):
+        given = {name: tf.constant(values) for name, values in batch.items()}
+        return batch_losses(Embeddings(one, one), given, lambda q: 3 * q, **options)
+
+    assert float(losses()[0]) == pytest.approx(math.log(4))
+    batch["document_key"] = np.array([7, 7, 9, 10])  # row 1 is row 0's document
+    assert float(losses()[0]) == pytest.approx(math.log(3))
+    batch["positive_keys"][0] = [10, 9]  # rows 2 and 3 answer query 0 as well
+    assert float(losses()[0]) == pytest.approx(0, abs=1e-6)
     # ... and query 0 only.
-    assert float(in_batch_losses(**case)[2]) == pytest.approx(math.log(4))
-
-
-def _losses_and_gradients(case):
-    q = tf.constant(case["query_embeddings"])
-    d = tf.constant(case["document_embeddings"])
-    with tf.GradientTape() as tape:
-        tape.watch([q, d])
-        losses = in_batch_losses(
-            **{**case, "query_embeddings": q, "document_embeddings": d}
-        )
-        total = tf.reduce_sum(losses)
-    return [losses.numpy()] + [g.numpy() for g in tape.gradient(total, [q, d])]
+    assert float(losses()[2]) == pytest.approx(math.log(4))
+    assert float(losses(false_negatives=True)[0]) == pytest.approx(math.log(4))
 
 
 def test_padding_rows_change_nothing_and_receive_no_gradient():
-    case = _case(2, b=6)
-    case["weights"][:] = 1
-    plain = _losses_and_gradients(case)
-    padded = {
-        name: v if name == "scale" else np.concatenate([v, v[:3]])
-        for name, v in case.items()
-    }
-    padded["weights"][6:] = 0
-    # At padding: own documents of real rows, and vectors longer than any score.
-    padded["document_embeddings"][6:] *= 1000
-    padded["query_embeddings"][6:] *= -1000
-    for got, expected in zip(_losses_and_gradients(padded), plain):
-        np.testing.assert_allclose(got[:6], expected, rtol=1e-6, atol=1e-6)
+    embeddings, batch = _case(2, rows=6)
+    batch["weights"][:] = 1
+
+    def found(embeddings, batch):
+        given = [tf.constant(values) for values in embeddings]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            losses = batch_losses(Embeddings(*given), batch, lambda q: 20 * q)
+            total = tf.reduce_sum(losses)
+        return [losses.numpy(), *(g.numpy() for g in tape.gradient(total, given))]
+
+    plain = found(embeddings, batch)
+    # Padding with own documents of real rows, and vectors longer than any score.
+    factors = (-1000.0, 1000.0, 1000.0)
+    padded = Embeddings(
+        *(np.concatenate([v, f * v[:3]]) for v, f in zip(embeddings, factors))
+    )
+    wider = {name: np.concatenate([v, v[:3]]) for name, v in batch.items()}
+    wider["weights"][6:] = 0
+    for got, expected in zip(found(padded, wider), plain):
+        np.testing.assert_allclose(got[:6], expected, rtol=1e-5, atol=1e-5)
         assert not got[6:].any()
+    # All padding.
+    for values in found(embeddings, {**batch, "weights": 0 * batch["weights"]}):
+        assert not values.any()
 
 
-def test_a_batch_of_padding_and_a_batch_of_one_are_finite():
-    case = _case(3, b=1)
-    for weight in (0, 1):
-        case["weights"] = np.array([weight], np.float32)
-        for array in _losses_and_gradients(case):
-            np.testing.assert_allclose(array, 0, atol=1e-6)
+def _among(embeddings, batch, shared, shared_keys):
+    return public_losses(
+        embeddings, batch, lambda q: 20.0 * q, shared, shared_keys
+    ).numpy()
+
+
+def test_own_hard_negatives_reach_no_other_row():
+    draw = np.random.default_rng(9)
+    shared, shared_keys = _unit(5, 4, draw=draw), np.arange(3, 8)
+    for seed in range(6):
+        embeddings, batch = _case(seed)
+        found = _among(embeddings, batch, shared, shared_keys)
+        for i in np.flatnonzero(batch["weights"]):
+            own, known = batch["document_key"][i], batch["positive_keys"][i]
+            keys = [*shared_keys, *batch["negative_keys"][i]]
+            vectors = [*shared, *embeddings.negatives[i]]
+            mine = 20.0 * float(embeddings.queries[i] @ embeddings.documents[i])
+            scores = [mine] + [
+                20.0 * float(embeddings.queries[i] @ vector)
+                for key, vector in zip(keys, vectors)
+                if key >= 0 and key != own and key not in known
+            ]
+            assert found[i] == pytest.approx(_log_sum(scores) - mine, abs=1e-4)
+        changed = embeddings._replace(negatives=embeddings.negatives.copy())
+        changed.negatives[0] = _unit(2, 4, draw=draw)
+        moved = _among(changed, batch, shared, shared_keys)
+        np.testing.assert_array_equal(moved[1:], found[1:])
+
+
+def test_replicas_see_each_others_rows(strategy_of):
+    """Losses, and gradients of embeddings, are those of one replica with all rows."""
+    replicas, bidirectional = 2, True
+    embeddings, batch = _case(3)
+    strategy = strategy_of(replicas)
+    share = len(batch["weights"]) // replicas
+
+    def gradient(parts, batch):
+        with tf.GradientTape() as tape:
+            tape.watch(parts)
+            losses = batch_losses(
+                Embeddings(*parts), batch, lambda cosines: 20.0 * cosines, bidirectional
+            )
+            total = tf.reduce_sum(losses)
+        return losses, tape.gradient(total, parts)
+
+    def part_of(number):
+        rows = slice(number * share, (number + 1) * share)
+        return (
+            [tf.constant(values[rows]) for values in embeddings],
+            {name: tf.constant(values[rows]) for name, values in batch.items()},
+        )
+
+    given = strategy.experimental_distribute_values_from_function(
+        lambda context: part_of(context.replica_id_in_sync_group)
+    )
+    losses, gradients = tf.function(
+        lambda given: strategy.run(gradient, args=given), autograph=False
+    )(given)
+    losses, *gradients = (
+        np.concatenate(strategy.experimental_local_results(values))
+        for values in (losses, *gradients)
+    )
+    expected, wanted = gradient(
+        [tf.constant(values) for values in embeddings],
+        {name: tf.constant(values) for name, values in batch.items()},
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+    for one, other in zip(gradients, wanted):
+        assert np.abs(other).max() > 0.1
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

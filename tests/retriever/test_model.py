@@ -76,7 +76,7 @@ def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     assert len(model.trainable_variables) == len(fixed.trainable_variables) + 1
     model.compile(tf.keras.optimizers.Adam(3e-2))
     data = tf.data.Dataset.from_tensors(batch).repeat()
-    model.fit(data, steps_per_epoch=4, verbose=0)
+    model.fit(data, steps_per_epoch=8, verbose=0)
     weight = float(model.scaled.log_scale)
     assert weight > np.log(5.0) + 0.05  # sharper is better once it has learned
     save(model, tmp_path / "learned")
@@ -185,7 +185,7 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config):
     changes = {"num_heads": 4, "key_value_dim": 4}  # as many weights
     before = model.get_weights()
     encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
-    with pytest.raises(InputError, match="encoder's weights have shapes.*T5Config"):
+    with pytest.raises(InputError, match="not have the tower's shapes.*T5Config"):
         model.load_encoder_weights_from(encoder)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
@@ -233,7 +233,7 @@ def test_malformed_directory_is_refused(make_model, make_config, tmp_path):
     save(make_model(), tmp_path / "a")
     config = tmp_path / "a" / "config.json"
     config.write_text(make_config(embedding_dim=13).to_json())
-    with pytest.raises(DataError, match="not of this config"):
+    with pytest.raises(DataError, match="of another config"):
         load(tmp_path / "a")
     config.write_text(make_config(shared=False).to_json().replace("}", "", 1))
     with pytest.raises(DataError, match="no retriever's config"):
@@ -241,7 +241,7 @@ def test_malformed_directory_is_refused(make_model, make_config, tmp_path):
     config.write_text(make_config().to_json())
     data = tmp_path / "a" / "weights.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-40])
-    with pytest.raises(DataError, match="weights.data-00000-of-00001: .*truncated"):
+    with pytest.raises(DataError, match="weights.*truncated"):
         load(tmp_path / "a")
     (tmp_path / "a" / "weights.index").unlink()
     with pytest.raises(DataError, match="weights missing"):

@@ -9,7 +9,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import PrivacyPlan, PrivacySpec, engines
 from tfdpsq.retriever import NaiveLosses
 
-_ROWS, _C = 8, 20.0
+_ROWS, _C = 8, 30.0
 _PLAN = PrivacyPlan(
     PrivacySpec(
         epsilon=8.0,

@@ -1,10 +1,10 @@
-"""Embeddings on disk: streamed search is exact, adding is safe, damage is named."""
+"""Embeddings on disk: streamed search is exact, bad input and damage are named."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.retriever import DocumentIndex
+from tfdpsq.retriever import VectorStore
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.validation import DataError, InputError
 
@@ -13,103 +13,80 @@ def _vectors(count, width=8, seed=0):
     return np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
 
 
+_EVERY = np.concatenate([_vectors(50), _vectors(2, seed=1)])
+
+
 @pytest.fixture
-def index(tmp_path):
-    made = DocumentIndex.create(tmp_path / "index", "print-a", 8)
-    made.add([f"d{i}" for i in range(50)], _vectors(50))
-    made.add(["é", "d50"], _vectors(2, seed=1))
-    return made
+def store(tmp_path):
+    chunks = [
+        ([f"d{i}" for i in range(50)], _vectors(50)),
+        (["é", "d50"], _vectors(2, seed=1)),
+    ]
+    return VectorStore.write(tmp_path / "store", "print-a", 8, chunks)
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
 @pytest.mark.parametrize("k", [10, 90])
-def test_streamed_search_is_the_matrix_products_top_k(index, rows, k):
+def test_streamed_search_is_the_matrix_products_top_k(store, rows, k):
     queries = _vectors(9, seed=2)
-    every = np.concatenate([_vectors(50), _vectors(2, seed=1)])
-    product = queries.astype(np.float64) @ every.astype(np.float64).T
+    product = queries.astype(np.float64) @ _EVERY.astype(np.float64).T
     expected = np.argsort(-product, axis=1, kind="stable")[:, :k]
-    scores, places = DocumentIndex(index.directory).search(queries, k, rows)
+    scores, places = store.search(queries, k, rows)
     np.testing.assert_array_equal(places, expected)
     np.testing.assert_allclose(
         scores, np.take_along_axis(product, expected, axis=1), rtol=1e-5, atol=1e-5
     )
 
 
-@pytest.mark.parametrize("rows", [1000, 4])
-def test_equal_scores_come_in_the_order_of_the_documents(tmp_path, rows):
-    index = DocumentIndex.create(tmp_path / "index", "x", 2)
-    index.add([f"d{i}" for i in range(1000)], np.ones([1000, 2], np.float32))
-    _, places = index.search(np.ones([1, 2], np.float32), 10, rows)
-    np.testing.assert_array_equal(places, [np.arange(10)])
-
-
-def test_added_documents_are_there_when_opened_again(index):
-    again = DocumentIndex(index.directory, "print-a")
-    assert again.size == 52
-    assert list(again.ids()) == [*(f"d{i}" for i in range(50)), "é", "d50"]
-    np.testing.assert_array_equal(again.embeddings()[:50], _vectors(50))
-    again.verify()
-    before = [c.copy() for c in again.chunks(20)]
-    again.add(["late"], _vectors(1, seed=3))
-    after = list(DocumentIndex(index.directory).chunks(20))
-    for one, other in zip(before, after):
-        np.testing.assert_array_equal(one, other)
-    assert len(after) == len(before) + 1
+def test_opened_again_it_holds_what_was_written(store):
+    again = VectorStore(store.directory, "print-a")
+    assert (again.size, again.width, again.encoder) == (52, 8, "print-a")
+    ids = [*(f"d{i}" for i in range(50)), "é", "d50"]
+    assert list(again.ids()) == ids
+    np.testing.assert_array_equal(again.vectors, _EVERY)
+    np.testing.assert_array_equal(np.load(store.directory / "vectors.npy"), _EVERY)
+    names, vectors = zip(*again.chunks(20))
+    assert [len(some) for some in names] == [20, 20, 12]
+    np.testing.assert_array_equal(np.concatenate(vectors), _EVERY)
+    assert again.places({"d3", "é", "none"}) == {"d3": 3, "é": 50}
+    assert again.fingerprint == store.fingerprint
 
 
 @pytest.mark.parametrize(
     "ids, vectors, message",
     [
-        (["d3"], _vectors(1), "'d3' is there already"),
         (["x"], _vectors(1, width=7), r"shape \(1, 7\) for 1 ids"),
-        (["x"], np.full([1, 8], np.nan), "embedding of 'x' is not finite"),
+        (["x", "y"], _vectors(1), r"shape \(1, 8\) for 2 ids"),
+        (["x"], np.full([1, 8], np.nan), r"embeddings\[0\] is not finite"),
     ],
 )
-def test_refused_addition_changes_nothing(index, ids, vectors, message):
+def test_bad_embeddings_are_refused_and_leave_nothing(tmp_path, ids, vectors, message):
+    chunks = [(["a"], _vectors(1)), (ids, vectors)]
     with pytest.raises(InputError, match=message):
-        index.add(ids, vectors)
-    assert DocumentIndex(index.directory).size == 52
+        VectorStore.write(tmp_path / "store", "x", 8, chunks)
+    assert not list(tmp_path.iterdir())
 
 
-def test_index_of_another_encoder_is_refused(index):
-    with pytest.raises(InputError, match="encoder print-a, but queries .* by print-b"):
-        DocumentIndex(index.directory, "print-b")
-    with pytest.raises(InputError, match="holds an index already"):
-        DocumentIndex.create(index.directory, "print-a", 8)
-
-
-def test_fingerprint_covers_weights_config_vocabulary_and_precision(make_model):
-    model = make_model(0)
-    again = make_model(0, dtype="float32")
-    assert encoder_fingerprint(again, "v") == encoder_fingerprint(model, "v")
-    prints = {
-        encoder_fingerprint(model, "v"),
-        encoder_fingerprint(make_model(1), "v"),
-        encoder_fingerprint(model, "w"),
-        encoder_fingerprint(make_model(0, document_length=13), "v"),
-        encoder_fingerprint(make_model(0, dtype="mixed_bfloat16"), "v"),
-    }
-    assert len(prints) == 5
-
-
-def test_damage_is_named(index):
-    directory = index.directory
-    path = directory / "shard-00000.npy"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-16])
-    with pytest.raises(DataError, match="shard-00000.npy: cannot be read"):
-        DocumentIndex(directory)
-    np.save(path, _vectors(50, seed=9))
-    with pytest.raises(DataError, match="shard-00000.npy: holds other embeddings"):
-        DocumentIndex(directory).verify()
-    path.write_bytes(whole)
-    ids = directory / "shard-00001.jsonl"
-    ids.write_text("".join(reversed(ids.read_text().splitlines(keepends=True))))
-    with pytest.raises(DataError, match="shard-00001.jsonl: holds other ids"):
-        DocumentIndex(directory).verify()
-    (directory / "index.json").write_text("{}")
-    with pytest.raises(DataError, match="index.json: no index"):
-        DocumentIndex(directory)
+def test_other_encoders_taken_places_and_damage_are_named(store, tmp_path):
+    directory = store.directory
+    with pytest.raises(InputError, match="made by the encoder print-a"):
+        VectorStore(directory, "print-b")
+    with pytest.raises(InputError, match="encoder is ''"):
+        VectorStore.write(tmp_path / "other", "", 8, [])
+    with pytest.raises(InputError, match="store"):
+        VectorStore.write(directory, "print-a", 8, [])
+    whole = (directory / "vectors.npy").read_bytes()
+    (directory / "vectors.npy").write_bytes(whole[:-8])
+    with pytest.raises(DataError, match="vectors.npy: cannot be read"):
+        VectorStore(directory)
+    (directory / "vectors.npy").write_bytes(whole)
+    with (directory / "ids.jsonl").open("a") as file:
+        file.write('"one more"\n')
+    with pytest.raises(DataError, match="ids.jsonl: has 53 ids, not 52"):
+        list(VectorStore(directory).ids())
+    (directory / "manifest.json").write_text("{}")
+    with pytest.raises(DataError):
+        VectorStore(directory)
 
 
 def test_trained_query_tower_keeps_the_document_fingerprint(make_model):
@@ -138,25 +115,3 @@ def test_query_and_document_fingerprints_differ(make_model):
         tf.fill(apart.query_tower.weights[-1].shape, 1e-6)
     )
     assert encoder_fingerprint(apart, "v", "query") != own
-
-
-@pytest.mark.parametrize("rows", [1000, 7])
-def test_ranks_count_the_better_documents_of_the_whole_product(tmp_path, rows):
-    """Numbers are eighths, so no sum is rounded and many are equal: none may slip."""
-    draw = np.random.default_rng(4)
-    every, queries = (draw.integers(-2, 3, [n, 6]) / 8 for n in (150, 40))
-    index = DocumentIndex.create(tmp_path / "index", "x", 6)
-    for start in range(0, 150, 60):
-        part = every[start : start + 60]
-        index.add([f"d{start + i}" for i in range(len(part))], part)
-    places = draw.integers(0, 150, 40)
-    scores = queries @ every.T
-    own = scores[np.arange(40), places]
-    assert ((scores == own[:, None]).sum(axis=1) > 1).sum() > 20  # ties, many
-    found = index.ranks(queries.astype(np.float32), places, rows)
-    assert found.tolist() == (1 + (scores > own[:, None]).sum(axis=1)).tolist()
-
-
-def test_rank_of_a_missing_document_is_refused(index):
-    with pytest.raises(InputError, match="positions from 0 to 51"):
-        index.ranks(_vectors(2), [0, 52])

@@ -12,7 +12,7 @@ from helpers import tiny
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
-from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
 from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
@@ -109,7 +109,8 @@ def test_audit_says_what_the_model_says(base):
             if canary.form.startswith("paper_") and "document" in canary.form:
                 document, query = f"{document[:20].strip()} {number}", canary.prefix
             pairs.append(Pair("", query.strip(), "", document))
-        batch = encode_pairs(pairs, tokenizer, query_length=48, document_length=64)
+        preprocessor = Preprocessor(tokenizer, query_length=48, document_length=64)
+        batch = preprocessor.arrays(pairs)
         log_p = tf.nn.log_softmax(
             T5QueryGenerator.from_preset(directory)(batch)
         ).numpy()

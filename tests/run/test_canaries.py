@@ -35,7 +35,7 @@ def test_epsilon_8_hides_a_unit_and_not_a_repeated_secret(tmp_path):
     A secret in 100 queries is 100 units of a guarantee for queries, and leaks as if
     there were none; under unit user it is one unit, and is not told from chance.
 
-    Ranks are tested for being uniform (`evaluation.rank_test`, rejected below 0.001),
+    Ranks are tested for being uniform (`evaluation.rank_p_value`, above 0.001),
     once under each unit: secrets of which nothing is learnt fail each test once in
     1,000 runs. Epsilon 8 allows that something is learnt; the claim is only that so few
     secrets do not show it.
@@ -71,7 +71,7 @@ def test_epsilon_8_hides_a_unit_and_not_a_repeated_secret(tmp_path):
             assert entry["units"] == 1
             assert entry["leaked"] == entry["leaked_in_set"] == 0.0
         ranks = np.concatenate([entry["ranks"] for entry in single])
-        assert evaluation.rank_test(ranks, 100).p_value >= 0.001
+        assert evaluation.rank_p_value(ranks, 100) >= 0.001
     for protected in (by_query, by_user):
         assert 7.5 < protected["epsilon"] <= 8.0
         for name, bound in protected["epsilon_at_least"].items():

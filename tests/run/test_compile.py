@@ -8,19 +8,18 @@ import functools
 import math
 import re
 
-import ml_collections
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import plans
 
 from tfdpsq import privacy, retriever
-from tfdpsq.generator import SamplingConfig, T5QueryGenerator
-from tfdpsq.generator.decoding import decodable_logits_mask, generate
+from tfdpsq.generator import Greedy, T5QueryGenerator, TopK, TopP, pretraining
+from tfdpsq.generator.decoding import decode, text_mask
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import make_logical_step
 from tfdpsq.privacy.accounting import choose_max_batch_size
-from tfdpsq.run.training import direct_training, plain_training, pretraining_loop
+from tfdpsq.run.training import direct_training
 
 _T5 = {
     "vocabulary_size": 40,
@@ -145,8 +144,9 @@ def _two_tower(dtype="float32"):
 @pytest.mark.parametrize("rows_at_a_time", [0, 4])
 def test_plain_step_of_the_retriever_compiles(rows_at_a_time):
     model, batch = _two_tower()
-    step = plain_training.replica_step(model, 1e-2, rows_at_a_time)
-    assert refusals(step, batch) == []
+    model.compile(tf.keras.optimizers.Adam(1e-2), rows_at_a_time=rows_at_a_time)
+    model.optimizer.build(model.trainable_variables)
+    assert refusals(model.train_step, batch) == []
 
 
 @pytest.mark.slow
@@ -191,40 +191,43 @@ def test_direct_private_step_of_the_retriever_compiles(method):
 @pytest.mark.slow
 def test_pretraining_step_compiles():
     model = T5QueryGenerator(T5Config(**_T5, dropout=0.1))
-    optimizer = tf.keras.optimizers.Adafactor(0.01, relative_step=False)
-    optimizer.build(model.trainable_variables)
-    config = ml_collections.ConfigDict(
-        {
-            "pair_rows": 5,
-            "text_rows": 3,
-            "contrast_weight": 1.0,
-            "scale": 20.0,
-            "seed": 0,
-        }
-    )
+    trainer = pretraining.Pretrainer(model)
+    trainer.compile(tf.keras.optimizers.Adafactor(0.01, relative_step=False))
+    trainer.optimizer.build(model.trainable_variables)
     batch = _batch(8, {"document": 7, "query": 5})
     batch["document_key"] = tf.range(5, dtype=tf.int64)
-    step = pretraining_loop.make_step(config, model, optimizer)
+    assert refusals(trainer.train_step, batch) == []
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_finetuning_step_compiles(version):
+    model = T5QueryGenerator(T5Config(**{**_T5, "version": version}, dropout=0.1))
+    model.compile(tf.keras.optimizers.Adam(0.01))
+    model.optimizer.build(model.trainable_variables)
+    batch = _batch(8, {"document": 7, "query": 5})
+
+    def step(batch):
+        return model.train_step((batch, batch["query_ids"]))
+
     assert refusals(step, batch) == []
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    "sampler",
     [
-        SamplingConfig(1.0, None, 0.8),
-        pytest.param(SamplingConfig(1.0, 5, 1.0), marks=pytest.mark.slow),
-        pytest.param(SamplingConfig(0.0), marks=pytest.mark.slow),
+        TopP(0.8),
+        pytest.param(TopK(5), marks=pytest.mark.slow),
+        pytest.param(Greedy(), marks=pytest.mark.slow),
     ],
     ids=["nucleus", "top_k", "greedy"],
 )
-def test_generation_compiles(sampling):
-    """With `early_stop` as in synthesis; fixed widths, as a TPU gets them."""
+def test_generation_compiles(sampler):
     model = T5QueryGenerator(T5Config(**_T5, dropout=0.0))
-    mask = decodable_logits_mask(40, 30, (0, 2))
+    mask = text_mask(40, 30, (0, 2))
     batch = _batch(8, {"document": 16})
 
     def written(ids, lengths, uniforms):
-        return generate(model, ids, lengths, uniforms, sampling, mask, 1)[0]
+        return decode(model, ids, lengths, uniforms, sampler, mask)
 
     uniforms = tf.random.stateless_uniform([16, 6], [1, 2])
     assert (

@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import plans
 from helpers import tiny as _tiny
 
-from tfdpsq import evaluation, privacy, retriever
+from tfdpsq import privacy, retriever
 from tfdpsq.data import BeirDirectory, Document, Tokenizer, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index
 from tfdpsq.run.core import layout
@@ -98,8 +98,7 @@ def test_two_devices_embed_the_corpus_as_one_does(base, encoded, on_two_devices)
 
 @pytest.fixture(scope="module")
 def indexed(base):
-    """A search by words and vectors."""
-    index.run(_config(base, hybrid={"weight": 0.3}), base / "indexed")
+    index.run(_config(base), base / "indexed")
     return base / "indexed"
 
 
@@ -109,10 +108,7 @@ def search(indexed):
 
 
 def test_a_saved_search_finds_the_best_products(base, indexed, search):
-    documents = retriever.DocumentIndex(indexed / index.DOCUMENTS)
-    documents.verify()
-    assert documents.size == 84
-    assert len(list((indexed / index.DOCUMENTS).glob("*.npy"))) == 3
+    assert retriever.VectorStore(indexed / index.DOCUMENTS).size == 84
     texts = ["who sorts a table", "array reads"]
     found = search.search(tf.constant(texts), tf.constant(4))
     ids, products = _products(base, texts)
@@ -126,38 +122,6 @@ def test_a_saved_search_finds_the_best_products(base, indexed, search):
     assert again.shape == (2, 84)
 
 
-def test_a_search_by_words_and_vectors_ranks_as_their_fusion(
-    base, indexed, search, tmp_path
-):
-    """BM25 and the retriever, as `evaluate` measures them together."""
-    text = "who sorts a table"
-    ids, products = _products(base, [text])
-    lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
-    documents = {d["_id"]: d["text"] for d in map(json.loads, lines)}
-    words = evaluation.BM25(documents).search({"q": text}, 100)
-    dense = {"q": dict(zip(ids, map(float, products[0])))}
-    fused = evaluation.fuse([words, dense], [0.7, 0.3])["q"]
-    found = search.signatures["search_hybrid"](
-        texts=tf.constant([text]), k=tf.constant(5)
-    )
-    names = [name.decode() for name in found["ids"].numpy()[0]]
-    expected = [fused[name] for name in names]
-    np.testing.assert_allclose(found["scores"].numpy()[0], expected, atol=1e-5)
-    np.testing.assert_allclose(expected, sorted(fused.values())[:-6:-1], atol=1e-5)
-    # The old documents' words are not in the index that is extended.
-    more = [Document("new", "", "A word about graphs that is new.")]
-    write_beir(tmp_path / "more", more, [("q0", "any")], {"train": [("q0", "new", 1)]})
-    config = _config(
-        base,
-        hybrid={"weight": 0.3},
-        base=str(indexed),
-        corpus=str(tmp_path / "more"),
-    )
-    with pytest.raises(InputError, match=r"is not in corpus .*more"):
-        index.run(config, tmp_path / "second")
-    assert not (tmp_path / "second").exists()
-
-
 def test_documents_are_added_without_retraining(base, encoded, tmp_path):
     whole = list(BeirDirectory(base / "pairs").documents())
     more = [*whole, Document("new", "", "A word about graphs that is new.")]
@@ -168,10 +132,10 @@ def test_documents_are_added_without_retraining(base, encoded, tmp_path):
     assert stage["result"] == {"documents": 85, "taken_over": 84}
     assert not (tmp_path / "second" / index.SEARCH).exists()
     first, second = (
-        retriever.DocumentIndex(place / index.DOCUMENTS)
+        retriever.VectorStore(place / index.DOCUMENTS)
         for place in (base / "encoded", tmp_path / "second")
     )
-    np.testing.assert_array_equal(second.embeddings()[:84], first.embeddings())
+    np.testing.assert_array_equal(second.vectors[:84], first.vectors)
     assert list(second.ids()) == [*first.ids(), "new"]
     for changes, message in (
         ({"retriever": str(base / "other")}, "was made by the encoder"),
@@ -241,8 +205,7 @@ def _query_config(base, **changes):
 
 def _is_of(base, out, queries):
     """Compares with embeddings by the query tower, all in one go."""
-    held = retriever.DocumentIndex(out / _QUERIES)
-    held.verify()
+    held = retriever.VectorStore(out / _QUERIES)
     assert list(held.ids()) == list(queries)
     vectors = retriever.encode_texts(
         retriever.load(base / "retriever" / layout.RETRIEVER_MODEL),
@@ -251,7 +214,7 @@ def _is_of(base, out, queries):
         "query",
         progress=False,
     )
-    np.testing.assert_allclose(held.embeddings(), vectors, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(held.vectors, vectors, rtol=0, atol=1e-6)
     assert not (out / embedding.DOCUMENTS).exists()
 
 

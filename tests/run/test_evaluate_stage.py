@@ -11,14 +11,13 @@ from helpers import tiny as _tiny
 from tfdpsq import evaluation
 from tfdpsq.data import (
     BeirDirectory,
-    Tokenizer,
     read_synthetic,
     train_vocabulary,
     write_synthetic,
 )
 from tfdpsq.data.texts import Pair
-from tfdpsq.evaluation.ranking import trec
-from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.evaluation import measures
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import retrieval, systems
@@ -134,15 +133,15 @@ def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base, 
     searches = {
         name: run for name, run, _ in retrieval.retrieve(searched, beir, queries, 20)
     }
-    fitted = evaluation.fit_weight(
+    weight, value = evaluation.fit_weight(
         searches["words"],
         searches["a"],
         {row.query_id: {row.document_id: 1} for row in picked},
         "scores",
         k=20,
     )
-    assert found["weight"] == fitted.weight and found["fitted"] == fitted.value
-    weights = [1 - fitted.weight, fitted.weight]
+    assert found["weight"] == weight and found["fitted"] == pytest.approx(value)
+    weights = [1 - weight, weight]
     fused = evaluation.fuse([runs["words"], runs["a"]], weights, "scores", 20)
     expected = evaluation.evaluate_run(qrels, fused, layout.METRICS).means
     for metric in layout.METRICS:
@@ -193,11 +192,11 @@ def _reranked(start, **changes):
 def _nats(start, pairs):
     """Returns likelihoods of (document, query), without shared encodings."""
     model = T5QueryGenerator.from_preset(start / "public")
-    batch = encode_pairs(
-        [Pair("", query, "", document) for document, query in pairs],
-        Tokenizer(start / "spiece.model"),
-        query_length=6,
-        document_length=20,
+    preprocessor = Preprocessor(
+        start / "spiece.model", query_length=6, document_length=20
+    )
+    batch = preprocessor.arrays(
+        Pair("", query, "", document) for document, query in pairs
     )
     return -model.per_example_losses(batch).numpy() * batch["query_lengths"]
 
@@ -207,15 +206,16 @@ def test_rerankers_order_the_best_documents_by_both_scores(start):
     metrics, runs = _reranked(start, depth=3, weight=0.6)
     beir = BeirDirectory(start / "pairs")
     documents = {document.id: document.content for document in beir.documents()}
-    first = {q: [d for d, _ in trec.ranked(hits)] for q, hits in runs["words"].items()}
-    pairs = [(q, d) for q, ranked in first.items() for d in ranked[:3]]
+    ranked = measures.ranked
+    first = {q: [d for d, _ in ranked(hits)] for q, hits in runs["words"].items()}
+    pairs = [(q, d) for q, names in first.items() for d in names[:3]]
     nats = _nats(start, [(documents[d], beir.queries()[q]) for q, d in pairs])
     for (query, name), value in zip(pairs, nats):
         expected = 0.4 * runs["words"][query][name] + 0.6 * value
         assert runs["one"][query][name] == pytest.approx(expected, rel=1e-4)
     deeper = 0
     for query, ranked in first.items():  # the others keep their order, below
-        found = [name for name, _ in trec.ranked(runs["one"][query])]
+        found = [name for name, _ in measures.ranked(runs["one"][query])]
         assert found[3:] == ranked[3:] and set(found) == set(ranked)
         deeper += len(ranked) > 3
     assert deeper and runs["one"] == runs["two"]
@@ -255,11 +255,11 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
                 name: (1 - weight) * score + weight * nats[row.query_id, name]
                 for name, score in found[row.query_id].items()
             }
-            names = [name for name, _ in trec.ranked(scores)]
+            names = [name for name, _ in measures.ranked(scores)]
             # Those beyond the first 6 keep their places below.
             names += [
                 name
-                for name, _ in trec.ranked(all_found[row.query_id])
+                for name, _ in measures.ranked(all_found[row.query_id])
                 if name not in scores
             ]
             there = row.document_id in names
@@ -271,7 +271,7 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
     assert metrics["settings"]["one"] == one and note.items() > one.items()
     assert note["fitted"] == pytest.approx(gained(note["weight"]), abs=1e-6)
     values = [gained(weight) for weight in (0, 0.02, 0.05, 0.12, 0.25, 0.5, 0.8, 1)]
-    assert note["fitted"] >= max(values) - 1e-6 > min(values) + 0.02
+    assert note["fitted"] >= max(values) - 1e-6 > min(values) + 0.005
     # Of equal ones the smallest, and it is the one that documents are ordered by.
     assert note["weight"] == 0 or gained(0) < note["fitted"] - 1e-6
     assert set(runs["one"]) == set(runs["words"]) <= set(beir.qrels("test"))

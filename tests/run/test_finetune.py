@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import tiny
+from safetensors.numpy import load_file
 
 from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
@@ -184,7 +185,7 @@ def test_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
     ).read_bytes()
 
 
-@pytest.mark.parametrize("form", ["huggingface", "keras", "t5x"])
+@pytest.mark.parametrize("form", ["huggingface", "keras"])
 def test_vocabulary_is_found_in_every_format(base, tmp_path, form):
     convert.convert(base / "public", tmp_path / form, form)
     found = sources.vocabulary_file("", str(tmp_path / form))
@@ -242,8 +243,10 @@ def test_soft_prompt_alone_is_trained_and_certified(base, public, prompted):
     assert certificate["guarantee"]["epsilon"] <= 8.0
     assert certificate["training"]["soft_prompt"] == _PROMPT
     assert certificate["training"]["trained_parameters"] == _PROMPT * _HIDDEN
-    for name in ("model.safetensors", "spiece.model"):
-        assert (prompted / name).read_bytes() == (base / "public" / name).read_bytes()
+    paths = base / "public", prompted
+    before, after = (load_file(path / "model.safetensors") for path in paths)
+    assert after.pop("soft_prompt").shape == (_PROMPT, _HIDDEN)
+    assert all(np.array_equal(before[name], after[name]) for name in after)
     one, other = (
         json.loads((p / "config.json").read_text()) for p in (base / "public", prompted)
     )
@@ -266,15 +269,12 @@ def test_soft_prompt_starts_as_words_drawn_by_the_seed(base, public):
 
 
 def test_soft_prompt_is_carried_or_refused_by_later_stages(base, prompted, tmp_path):
-    text = convert.convert(prompted, tmp_path / "carried", "huggingface")
-    assert f"{_PROMPT} vectors" in text
+    convert.convert(prompted, tmp_path / "carried", "keras")
     vectors = [
         T5QueryGenerator.from_preset(path).backbone.soft_prompt.vectors.numpy()
         for path in (prompted, tmp_path / "carried")
     ]
     np.testing.assert_array_equal(*vectors)
-    with pytest.raises(InputError, match="no place for"):
-        convert.convert(prompted, tmp_path / "out", "t5x")
     config = tiny.config(train_retriever, **tiny.training(base, epsilon=math.inf))
     config.update({"init": str(prompted), "steps": 0})
     with pytest.raises(InputError, match="no place for"):
@@ -286,10 +286,10 @@ def test_public_soft_prompt_is_tuned_further_and_a_private_one_is_not(base, prom
     model = T5QueryGenerator.from_preset(base / "public", soft_prompt=_PROMPT)
     model.backbone.soft_prompt.vectors.assign(tf.ones([_PROMPT, _HIDDEN]))
     (base / "transferred").mkdir()
-    model.save_to_preset(base / "transferred", base / "spiece.model")
+    model.save_to_huggingface(base / "transferred", base / "spiece.model")
     init = str(base / "transferred")
     np.testing.assert_array_equal(_start(base, init=init), np.ones([_PROMPT, _HIDDEN]))
-    with pytest.raises(InputError, match="5 vectors, where one of 4"):
+    with pytest.raises(InputError, match="5 vectors, not 4"):
         _start(base, init=init, soft_prompt={"length": 4})
     with pytest.raises(InputError, match="was itself trained on private queries"):
         finetune.run(_config(base, init=str(prompted), **_SOFT), base / "again")

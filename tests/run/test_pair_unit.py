@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers import tiny
 
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import fast
 from tfdpsq.run import train_retriever
 from tfdpsq.run.core import sources
@@ -43,7 +43,8 @@ def _clipped(base, path, unit):
     assert private_training.units_of(source, unit, "").count == len(source.pairs)
     model = T5QueryGenerator.from_preset(base / "public")
     tokenizer = Tokenizer(base / "public" / "spiece.model")
-    rows = encode_pairs(source.pairs, tokenizer, query_length=10, document_length=24)
+    preprocessor = Preprocessor(tokenizer, query_length=10, document_length=24)
+    rows = preprocessor.arrays(source.pairs)
     batch = {name: tf.constant(values) for name, values in rows.items()}
     found = fast.clipped_sum(
         lambda: model.per_example_losses(batch, training=True),
@@ -91,12 +92,14 @@ def test_removing_a_pair_removes_one_row_of_training_and_changes_no_other(
         }
 
     pairs, whole = rows(base / "pairs")
-    assert pairs == BeirDirectory(base / "pairs").all_pairs("train")
+    assert list(pairs) == list(BeirDirectory(base / "pairs").all_pairs("train"))
     assert len(whole) == 63 and whole["q0", "d0"]["positive_keys"] == [-1]
     for judgement in (("q0", "d1"), ("q0", "d0"), ("q5", "d6")):
         fewer, left = rows(_without(base, tmp_path / judgement[1], judgement))
         assert left == {key: row for key, row in whole.items() if key != judgement}
-        assert fewer == [p for p in pairs if (p.query_id, p.document_id) != judgement]
+        assert list(fewer) == [
+            p for p in pairs if (p.query_id, p.document_id) != judgement
+        ]
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):

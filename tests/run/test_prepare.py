@@ -23,14 +23,14 @@ def _run(folder, texts, size=0):
 
 def test_documents_without_a_sentence_are_refused_by_their_name(tmp_path):
     with pytest.raises(InputError, match="data is .*: none of its 3") as refused:
-        _run(tmp_path, [CHINESE, "too short", "x = [1, 2]; y = f(x, *z)"])
+        _run(tmp_path, ["短", "too short", "x = [1, 2]; y = f(x, *z)"])
     said = str(refused.value)
-    assert "3 to 25 words between spaces" in said and "partial" not in said
+    assert "3 to 25 words to cut" in said and "partial" not in said
     assert not list((tmp_path / "release").iterdir())
 
 
 def test_one_document_with_a_sentence_is_enough(tmp_path):
-    made = _run(tmp_path, [CHINESE, "这个 函数 对 数组 进行 排序"])
+    made = _run(tmp_path, ["too short", CHINESE])
     assert made["result"] == {"documents": 2, "public_pairs": 1}
 
 

@@ -7,7 +7,7 @@ import pytest
 from helpers import tiny as _tiny
 
 from tfdpsq.data import Tokenizer
-from tfdpsq.generator import encode_pairs
+from tfdpsq.generator import Preprocessor
 from tfdpsq.run import finetune
 from tfdpsq.run.core import sources
 from tfdpsq.validation import InputError
@@ -25,8 +25,8 @@ def test_the_prompt_stands_before_every_document(base):
     tokenizer = Tokenizer(base / "spiece.model")
     pairs = list(sources.load_source(str(base / "pairs"), "train").pairs)
     lengths = {"document_length": 24, "query_length": 8}
-    bare = encode_pairs(pairs, tokenizer, prompt="", **lengths)
-    usual = encode_pairs(pairs, tokenizer, **lengths)
+    bare = Preprocessor(tokenizer, "", **lengths).arrays(pairs)
+    usual = Preprocessor(tokenizer, **lengths).arrays(pairs)
     for prompt, found in (("", bare), ("generate_query: ", usual)):
         texts = [prompt + pair.document for pair in pairs]
         ids, sizes = tokenizer.encode(texts, 24)

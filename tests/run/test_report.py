@@ -245,7 +245,6 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions
         "least_mean_rank": evaluation.least_mean_rank(units * float(epsilon), 100),
         "p_value": p_value,
         "exposure": [6.6, 6.6, 4.6],
-        "exposure_extrapolated": [20.0, 30.0, 5.0],
         "leaked": leaked,
         "leaked_in_set": 0.0,
         "epsilon_pure": 0.0159,

@@ -177,7 +177,7 @@ def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
         "rank, 10, our forms": 55.0,
         "leaked, 10, our forms": 0.0,
     }
-    p_value = evaluation.rank_test(np.array([1, 4, 10, 21]), 100).p_value
+    p_value = evaluation.rank_p_value(np.array([1, 4, 10, 21]), 100)
     assert f"p = {p_value:.2g}" in row["ours"]["rank, 10"]["note"]
 
 

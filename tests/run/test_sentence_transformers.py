@@ -143,7 +143,7 @@ def test_another_model_than_the_settings_make_and_two_towers_are_refused(
             _train(tmp_path, "x", pairs=str(base / "set"), init=converted, **options)
     for source, options, message in (
         (base / "public", {}, "public is not a retriever"),
-        (base / "trained", {"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
+        (base / "trained", {"dtype": "bfloat16"}, "transformers is 'bfloat16'"),
     ):
         with pytest.raises(InputError, match=message):
             convert(source, out, RETRIEVERS, **options)

@@ -11,18 +11,13 @@ import tensorflow as tf
 from helpers import sharded as _sharded
 from helpers import tiny as _tiny
 
-from tfdpsq.data import Tokenizer, any_files, read_manifest, verify, write_synthetic
-from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.generator import (
-    SamplingConfig,
-    SynthesisConfig,
-    T5QueryGenerator,
-    synthesize,
-)
+from tfdpsq.data import io, read_manifest, verify, write_synthetic
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import synthesize as stage
 from tfdpsq.run.core import sources
 from tfdpsq.run.passes import beam, passes, sharded_stages
+from tfdpsq.run.passes.shards import PassSpec, ShardDirectory
 from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import DataError, InputError
 
@@ -72,19 +67,17 @@ def whole(base):
 def test_shards_make_the_set_that_the_library_writes_in_one_call(base, whole, tmp_path):
     manifest = read_manifest(base / "whole" / "set")
     config = _config(base)
-    settings = SynthesisConfig(
-        samples_per_document=config.samples_per_document,
+    model = T5QueryGenerator.from_preset(config.generator)
+    model.preprocessor = Preprocessor(
+        sources.vocabulary_file("", config.generator),
         document_length=config.document_length,
         query_length=config.query_length,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        sampling=SamplingConfig(1.0, None, 0.8),
     )
-    queries = synthesize(
-        T5QueryGenerator.from_preset(config.generator),
-        Tokenizer(sources.vocabulary_file("", config.generator)),
+    queries = model.write_queries(
         sources.sampled_documents(config.corpus, None),
-        settings,
+        seed=config.seed,
+        samples=config.samples_per_document,
+        batch_size=config.batch_size,
     )
     write_synthetic(
         tmp_path / "set", queries, manifest["provenance"], None, 3, "public"
@@ -144,7 +137,7 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     """`ram://` has no locks and no directories to rename either."""
     remote = f"ram:/{tmp_path}"
     for name in ("public", "pairs"):
-        any_files.copy_tree(str(base / name), f"{remote}/{name}")
+        io.copy_tree(str(base / name), f"{remote}/{name}")
     config = _config(base, generator=f"{remote}/public", corpus=f"{remote}/pairs")
     place = f"{remote}/work/out"
     assert stage.run(config, place, passes.Launch(2, 1)) is None
@@ -154,7 +147,7 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     made = stage.run(config, place)
     assert stage.run(config, place)["run"] == made["run"]
     assert tf.io.gfile.listdir(f"{remote}/work") in (["out"], ["out/"])
-    any_files.copy_tree(place, str(tmp_path / "out"))
+    io.copy_tree(place, str(tmp_path / "out"))
     found = _sharded.files(tmp_path / "out" / "set")
     # All but the manifest, which tells the paths of the inputs.
     assert found.pop("manifest.json")

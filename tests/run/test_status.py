@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.privacy import Ledger
 from tfdpsq.run import status
 from tfdpsq.run.core import progress, workdir
 from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.passes.shards import PassSpec, ShardDirectory
 from tfdpsq.run.status import DONE, INTERRUPTED, LEFT, RUNNING
 
 PARTIAL = ".{}.0123456789ab.partial"
@@ -169,7 +169,6 @@ def test_status_takes_no_lock(tmp_path, hold, monkeypatch):
         (["{here}"], 0, "one"),
         (["{here}", "--json"], 0, '"stages"'),
         (["/nowhere/at/all"], 2, "/nowhere/at/all"),
-        ([""], 2, "empty"),
         (["gs://bucket/work"], 2, "gs://bucket/work"),
         (["one", "two"], 2, "usage:"),
     ],

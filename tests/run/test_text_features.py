@@ -30,7 +30,7 @@ def t5(tmp_path_factory):
     lines = [f"{text} {i} and more of it" for i in range(80) for text in TEXTS]
     train_vocabulary(lines, 300, directory / "made.model")
     tf.keras.utils.set_random_seed(1)
-    T5QueryGenerator(T5Config(310, 1, 2, 16, 24, 8, "1.1")).save_to_preset(
+    T5QueryGenerator(T5Config(310, 1, 2, 16, 24, 8, "1.1")).save_to_huggingface(
         directory, directory / "made.model"
     )
     return str(directory)

@@ -320,9 +320,9 @@ def test_inputs_outside_the_guarantee_are_refused(base, tmp_path):
     _refused(base, tmp_path, said, documents=str(place))
     place = tmp_path / "damaged"
     tiny.write_embeddings(place, "documents", documents, ids)
-    vectors = np.load(place / "documents" / "shard-00001.npy")
-    np.save(place / "documents" / "shard-00001.npy", vectors + 1)
-    said = "holds other embeddings"
+    vectors = np.load(place / "documents" / "vectors.npy")
+    np.save(place / "documents" / "vectors.npy", vectors[:80])
+    said = "has 84 ids, not 80"
     _refused(base, tmp_path, said, DataError, documents=str(place))
 
 

@@ -12,12 +12,10 @@ import tensorflow as tf
 from helpers import tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
+from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import train_retriever
-from tfdpsq.run.core import sources
-from tfdpsq.run.training import plain_training
+from tfdpsq.run.core.progress import Progress
 from tfdpsq.validation import DataError, InputError
 
 
@@ -177,46 +175,45 @@ def _rows_directory(directory, private):
     return partial / "rows"
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_rows_on_disk_give_the_batches_of_memory_and_are_removed(
-    base, tmp_path, monkeypatch, private
-):
-    """Over epochs; rows are readable by their owner alone."""
-    pairs = "pairs" if private else "public_pairs"
-    options = {} if private else {"shared": False, "trained": ("query_tower/*",)}
-    settings = _settings(base, pairs=str(base / pairs), steps=4, **options)
-    config = tiny.acting_only(train_retriever, tiny.config(train_retriever, settings))
-    models, modes, taken = [], [], []
-    make_step = plain_training.make_step
+def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monkeypatch):
+    modes, store_pairs = [], retriever.store_pairs
 
-    def watched(model, *arguments):
-        path = _rows_directory(tmp_path, private)
-        models.append(model)
+    def watched(path, *arguments, **options):
         modes.append(stat.S_IMODE(path.stat().st_mode))
-        step = make_step(model, *arguments)
-        return lambda batch: taken.append(batch) or step(batch)
+        return store_pairs(path, *arguments, **options)
 
-    monkeypatch.setattr(plain_training, "make_step", watched)
-    train_retriever.run(config, tmp_path / "out")
-    assert modes == [0o700]
-    left = [path.name for path in tmp_path.rglob("*")]
-    assert "rows" not in left and not any(name.endswith(".bin") for name in left)
-    expected = retriever.make_batches(
-        sources.load_source(config.pairs).pairs,
-        Tokenizer(base / "spiece.model"),
-        config.batch_size,
-        query_length=config.query_length,
-        document_length=config.document_length,
-        seed=config.seed,
-        model=None if private else models[0],  # its document tower is as it was
+    monkeypatch.setattr(retriever, "store_pairs", watched)
+    tiny.train_retriever(
+        tmp_path / "out", **_settings(base, pairs=str(base / "pairs"), steps=4)
     )
-    assert len(taken) == 4
-    for found, wanted in zip(taken, expected):
-        assert wanted.keys() == found.keys()
-        for name, values in wanted.items():
-            assert found[name].dtype == values.dtype
-            # Vectors of documents are rounded as their batch is padded.
-            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-6)
+    assert modes == [0o700]
+    left = {path.name for path in tmp_path.rglob("*")}
+    assert not left & {"rows", "rows.npy", "backup", "checkpoint"}
+
+
+def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
+    """With the batches that come next, to the weights of one that never stopped."""
+    options = {"steps": 5, "save_every": 2, "validation_pairs": 3, "batch_size": 3}
+    whole, _ = _train(base, "whole", **options)
+    steps, call = [], Progress.__call__
+
+    def stops(self, step, loss):
+        steps.append(step)
+        if steps == [1, 2, 3]:
+            raise KeyboardInterrupt
+        call(self, step, loss)
+
+    monkeypatch.setattr(Progress, "__call__", stops)
+    settings = _settings(base, **options)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.train_retriever(tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+    resumed, _ = tiny.train_retriever(tmp_path / "out", **settings)
+    assert steps == [1, 2, 3, 3, 4, 5]
+    for one, other in zip(resumed.get_weights(), whole.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    events = (base / "private" / "logs" / "whole").rglob("events.out.*")
+    assert any(b"factorized_top_k/top_1_" in path.read_bytes() for path in events)
 
 
 def test_rows_of_a_killed_training_are_removed_by_the_next(base, tmp_path):
@@ -231,9 +228,9 @@ def test_rows_of_a_killed_training_are_removed_by_the_next(base, tmp_path):
 
 def test_damaged_set_and_too_large_batch_are_refused(base, tmp_path):
     shutil.copytree(base / "public_pairs", tmp_path / "set")
-    (file,) = pathlib.Path(tmp_path / "set" / "records").iterdir()
-    file.write_bytes(file.read_bytes()[:-3] + b"abc")
-    with pytest.raises(DataError, match="was altered or damaged"):
+    for file in pathlib.Path(tmp_path / "set" / "records").iterdir():
+        file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(DataError, match="SHA-256"):
         _train(tmp_path, "out", pairs=str(tmp_path / "set"), init=str(base / "public"))
     with pytest.raises(InputError, match="batch_size is 14 but there are 12 pairs"):
         _train(base, "large", batch_size=14)

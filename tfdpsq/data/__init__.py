@@ -9,16 +9,16 @@ from tfdpsq import lazy
 
 if TYPE_CHECKING:
     from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
-    from tfdpsq.data.files import (
+    from tfdpsq.data.io import (
         atomic_directory,
         atomic_write,
         check_writable,
         sha256_of_file,
     )
-    from tfdpsq.data.keyword_queries import keyword_pairs
     from tfdpsq.data.pseudo_queries import pseudo_pairs
-    from tfdpsq.data.pydocs import build_pydocs
-    from tfdpsq.data.records import (
+    from tfdpsq.data.pydocs import build_pydocs, load
+    from tfdpsq.data.rows import RowStore, write_rows
+    from tfdpsq.data.sets import (
         SyntheticQuery,
         decode_query,
         encode_query,
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
         verify,
         write_synthetic,
     )
-    from tfdpsq.data.rows import RowStore, write_rows
-    from tfdpsq.data.text_corpus import CorpusPart, corpus_parts
     from tfdpsq.data.texts import Document, Pair
     from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
 else:
@@ -37,7 +35,6 @@ else:
 __all__ = [
     "PROMPT",
     "BeirDirectory",
-    "CorpusPart",
     "Counts",
     "Document",
     "Pair",
@@ -48,10 +45,9 @@ __all__ = [
     "atomic_write",
     "build_pydocs",
     "check_writable",
-    "corpus_parts",
     "decode_query",
     "encode_query",
-    "keyword_pairs",
+    "load",
     "pseudo_pairs",
     "read_manifest",
     "read_synthetic",

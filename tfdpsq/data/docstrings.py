@@ -57,9 +57,6 @@ def docstrings_of(folder: str | os.PathLike) -> Iterator[Docstring]:
 
     Modules come in the order of their paths, docstrings in the order of their lines.
     Test folders and files are left out, as are files that do not parse.
-
-    Args:
-      folder: a package's directory.
     """
     root = Path(folder)
     paths = []

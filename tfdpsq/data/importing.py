@@ -7,9 +7,7 @@ same query or user, and on public tables, never on rows of somebody else: one qu
 user, where there are users) more or less in the log is one more or less in the output.
 So splits are drawn by a hash of the query or user, or cut at given times, not at
 quantiles of the log; ids are hashes, not numbers; and equal queries of two users are
-two queries, even if they have one id: a user's hash is appended to it. An id that is a
-whole number is one under the spellings that pandas and others give it, see
-`texts.id_of`.
+two queries, even if they have one id: a user's hash is appended to it.
 """
 
 from __future__ import annotations
@@ -17,39 +15,36 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import decimal
 import hashlib
+import math
 import pathlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from tfdpsq.data import tables
-from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.beir import BeirWriter, integer_score
 from tfdpsq.data.texts import Document, id_of, number_shown, text_of, text_problem
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 USER_FIELD = "user_id"
-# What to do about rows that were dropped, where the reason does not say it.
-REMEDIES = {
-    "it has no query": "A user without queries is not written, which is no loss; if "
-    "there should be one, check columns.query.",
-    "it has no user": "Fill them in, or set columns.user to '' to protect single "
-    "queries.",
-    "its time is not a number of seconds, a date or ISO 8601": "Write it as one of "
-    "them; rows may come in any order.",
-    "its query is in an earlier split already": "Rows may come in any order: a query "
-    "stays where its earliest row is. Move dev_from or test_from to keep these.",
-}
-# What must be one text each.
-_TEXTS = frozenset(("query", "document", "title"))
+_DIGITS = 24
 _COMMIT = 50_000
-_CACHE_KIB = 64 << 10
+_SCHEMA = """
+create table documents (id text primary key, title text, text text) without rowid;
+create table texts (id text primary key, text text, user text) without rowid;
+create table queries (id text primary key, text text, user text) without rowid;
+create table judged (split text, query text, document text, score integer,
+                     primary key (split, query, document)) without rowid;
+create index by_query on judged (query);
+"""
 
 Split = Callable[["Entry"], str]
+
+
+class _Dropped(Exception):
+    """A row is left out, for the reason that the message gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,53 +67,29 @@ class Table:
         """Yields file, row number, and what -> value.
 
         Raises:
-          DataError: a query or a document is not one value, or binary and not UTF-8,
-            with its row.
+          DataError: a query or a document is not one text.
         """
-        roles = list(self.columns)
         names = list(self.columns.values())
         for path, number, row in tables.read_rows(
             self.path, names, self.header, self.part
         ):
-            found = dict(zip(roles, row))
-            for role in _TEXTS & found.keys():
-                if isinstance(found[role], (list, dict, tuple, np.ndarray)):
+            found = dict(zip(self.columns, row))
+            for what in {"query", "document", "title"} & found.keys():
+                try:
+                    found[what] = text_of(found[what])
+                except ValueError:
                     raise DataError(
                         path,
-                        f"its {role} (column {shown(self.columns[role])}) holds "
-                        "several values, not one text",
-                        "Write a row for each, or name another column",
+                        f"column {shown(self.columns[what])} holds no single text, as "
+                        f"the {what} must be",
+                        "Correct it, or name another column",
                         number,
-                    )
-                if isinstance(found[role], bytes):
-                    found[role] = self._decoded(path, number, role, found[role])
+                    ) from None
             yield path, number, found
 
-    def _decoded(self, path: str, number: int, role: str, value: bytes) -> str:
-        """Returns binary data, as some programs write texts, as text.
 
-        Strictly: with what is not UTF-8 replaced, two texts could become one.
-        """
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise DataError(
-                path,
-                f"the value of column {shown(self.columns[role])} is not text in UTF-8",
-                "Correct it, or leave out the column",
-                number,
-            ) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One row of a log.
-
-    Attributes:
-      query: its text.
-      user: whose it is, "" if the log has no users.
-      time: seconds since 1970, `None` if the log has no times.
-    """
+class Entry(NamedTuple):
+    """What the split of a row is decided by; no user is "", no time `None`."""
 
     query: str
     user: str
@@ -127,15 +98,9 @@ class Entry:
 
 @dataclasses.dataclass
 class Report:
-    """Counts of a log's rows, written and dropped.
+    """Counts of a log: rows read, what was written, and reasons for rows dropped.
 
-    Attributes:
-      rows: how many were read.
-      pairs: split -> pairs that were written.
-      queries: how many were written.
-      documents: how many were written.
-      dropped: reason -> rows dropped for it.
-      first: reason -> the first of them, as FILE:ROW.
+    `pairs` are by split; `first` has the first row dropped for a reason, as FILE:ROW.
     """
 
     rows: int = 0
@@ -147,19 +112,11 @@ class Report:
     )
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def drop(self, reason: str, path: str, number: int) -> None:
-        """Counts a row that is dropped."""
-        self.dropped[reason] += 1
-        self.first.setdefault(reason, f"{path}:{number}")
-
 
 def by_hash(shares: Mapping[str, float], seed: int, by_user: bool = False) -> Split:
     """Returns a split at random, the same for all rows of a query's text or of a user.
 
-    Args:
-      shares: split -> its share; the rest is for training.
-      seed: of the hash.
-      by_user: whether all rows of a user go to one split.
+    `shares` maps splits to their shares; the rest is for training.
     """
 
     def split(entry: Entry) -> str:
@@ -177,17 +134,13 @@ def by_hash(shares: Mapping[str, float], seed: int, by_user: bool = False) -> Sp
 def by_time(starts: Mapping[str, float]) -> Split:
     """Returns a split by time.
 
-    Args:
-      starts: split -> the second from which rows belong to it, in ascending order; what
-        is earlier than all is for training.
+    `starts` maps splits to the second that each begins at, in ascending order; what is
+    earlier is for training.
     """
 
     def split(entry: Entry) -> str:
-        found = TRAIN
-        for each, start in starts.items():
-            if entry.time is not None and entry.time >= start:
-                found = each
-        return found
+        at = -math.inf if entry.time is None else entry.time
+        return [TRAIN, *(each for each, start in starts.items() if at >= start)][-1]
 
     return split
 
@@ -218,47 +171,161 @@ def import_pairs(
       DataError: a file is malformed.
     """
     report = Report()
-    with _store(directory) as store:
-        if corpus is not None:
-            _read_corpus(store, corpus)
-        if queries is not None:
-            _read_queries(store, queries)
+    path = directory / ".import.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as store:
+        for pragma in ("journal_mode=off", "synchronous=off", "temp_store=file"):
+            store.execute(f"pragma {pragma}")
+        store.executescript(_SCHEMA)
+        log = _Log(store, split, queries, corpus)
         for name, table in logs.items():
-            for path, number, row in table.rows():
+            for file, number, row in table.rows():
                 report.rows += 1
-                reason = _add(store, row, name, split, queries, corpus, path, number)
-                if reason:
-                    report.drop(reason, path, number)
+                try:
+                    log.add(name, row, file, number)
+                except _Dropped as reason:
+                    report.dropped[str(reason)] += 1
+                    report.first.setdefault(str(reason), f"{file}:{number}")
                 if report.rows % _COMMIT == 0:
                     store.commit()
         if split is not None:
             _keep_first_split(store, report)
         _write(store, directory, report)
+    path.unlink()
     return report
 
 
-# -- The database ------------------------------------------------------------------
+class _Log:
+    """Rows of a log, joined with tables of queries and documents in a database."""
 
-_SCHEMA = """
-create table documents (id text primary key, title text, text text) without rowid;
-create table texts (id text primary key, text text, user text) without rowid;
-create table queries (id text primary key, text text, user text) without rowid;
-create table judged (split text, query text, document text, score integer,
-                     primary key (split, query, document)) without rowid;
-"""
-_DIGITS = 24
+    def __init__(
+        self,
+        store: sqlite3.Connection,
+        split: Split | None,
+        queries: Table | None,
+        corpus: Table | None,
+    ):
+        """Reads the tables that rows refer to."""
+        self._store, self._split = store, split
+        self._queries, self._corpus = queries, corpus
+        for table, into in ((corpus, "documents"), (queries, "texts")):
+            for path, number, row in table.rows() if table else ():
+                try:
+                    self._add_referred(into, row)
+                except _Dropped as problem:
+                    raise DataError(
+                        path, str(problem), "Correct or remove the row", number
+                    ) from None
 
+    def add(self, name: str, row: Mapping[str, Any], path: str, number: int) -> None:
+        """Adds a row of the log of a split.
 
-@contextlib.contextmanager
-def _store(directory: pathlib.Path) -> Iterator[sqlite3.Connection]:
-    path = directory / ".import.sqlite"
-    with contextlib.closing(sqlite3.connect(path)) as store:
-        for pragma in ("journal_mode=off", "synchronous=off", "temp_store=file"):
-            store.execute(f"pragma {pragma}")
-        store.execute(f"pragma cache_size=-{_CACHE_KIB}")
-        store.executescript(_SCHEMA)
-        yield store
-    path.unlink()
+        Raises:
+          _Dropped: it is left out.
+          DataError: its score is none, or its document contradicts an earlier one.
+        """
+        ids = _ids_of(row)
+        text, query_id, user = row.get("query", ""), ids["query_id"], ids["user"]
+        has_users = "user" in row
+        if self._queries is not None:
+            held = self._one("select text, user from texts where id = ?", query_id)
+            if held is None:
+                raise _Dropped("its query_id is not in the table of queries")
+            text, user = held[0], user or held[1]
+            has_users = has_users or "user" in self._queries.columns
+        if not text.strip() or text_problem("query", text):
+            raise _Dropped("it has no query")
+        if has_users and not user:
+            raise _Dropped("it has no user")
+        time = None
+        if "time" in row:
+            time = tables.seconds_of(row["time"])
+            if time is None:
+                raise _Dropped(
+                    "its time is not a number of seconds, a date or ISO 8601"
+                )
+        document = self._document_of(row, ids["document_id"], path, number)
+        if query_id and has_users:
+            # An id may name a text that many asked. One query of them all would be its
+            # first user's, and without that user the next one's.
+            query_id = f"{query_id}-{_hash(query_id, user)}"
+        elif not query_id:
+            # A person's query is one, however often it was asked; without users or ids
+            # nobody knows whose a row is, so every distinct row is a query of its own.
+            query_id = "q" + (
+                _hash(text, user) if has_users else _hash(text, document.id)
+            )
+        score = integer_score(row.get("score", 1))
+        if score is None:
+            # Under a wrong name it is a query, which messages do not repeat.
+            found = number_shown(str(row["score"]))
+            raise DataError(
+                path,
+                f"score is {found}; judgements are integers up to {MOST_RELEVANT:,}",
+                'Correct it, or leave out the column (columns.score="")',
+                number,
+            )
+        chosen = self._split(Entry(text, user, time)) if self._split else name
+        if not self._inserted("queries", query_id, text, user):
+            held = self._one("select text, user from queries where id = ?", query_id)
+            if held != (text, user):
+                raise _Dropped("its query_id had another text or user before")
+        if not self._inserted("judged", chosen, query_id, document.id, score):
+            raise _Dropped("the same pair was there before")
+        if self._corpus is None:
+            self._inserted("documents", document.id, document.title, document.text)
+
+    def _add_referred(self, into: str, row: Mapping[str, Any]) -> None:
+        ids = _ids_of(row)
+        if into == "texts":
+            what, key, text = "query", ids["query_id"], row["query"]
+            values = (text, ids["user"])
+        else:
+            what, key = "document", ids["document_id"]
+            values = (row.get("title", ""), row["document"])
+            text = "".join(values)
+        problem = text_problem(f"{what}_id", key, identifier=True)
+        problem = problem or text_problem(what, text)
+        if not problem and what == "document" and not text.strip():
+            problem = f"document {shown(key)} has no text"
+        if not problem and not self._inserted(into, key, *values):
+            problem = f"{what} {shown(key)} is there twice"
+        if problem:
+            raise _Dropped(problem)
+
+    def _document_of(
+        self, row: Mapping[str, Any], document_id: str, path: str, number: int
+    ) -> Document:
+        find = "select title, text from documents where id = ?"
+        if self._corpus is not None:
+            if self._one(find, document_id) is None:
+                raise _Dropped("its document_id is not in the corpus")
+            return Document(document_id, "", "")
+        title, text = row.get("title", ""), row.get("document", "")
+        if not f"{title}{text}".strip() or text_problem("document", title + text):
+            raise _Dropped("it has no document")
+        document_id = document_id or "d" + _hash(title, text)
+        held = self._one(find, document_id)
+        if held not in (None, (title, text)):
+            # Keeping the first would let one user's row decide about another's.
+            raise DataError(
+                path,
+                f"document_id {shown(document_id)} has another text in an earlier row",
+                "Give the documents as a table of their own (corpus.path), or leave "
+                'out their ids (columns.document_id="")',
+                number,
+            )
+        return Document(document_id, title, text)
+
+    def _inserted(self, table: str, *values: Any) -> bool:
+        marks = ",".join("?" * len(values))
+        return bool(
+            self._store.execute(
+                f"insert or ignore into {table} values ({marks})", values
+            ).rowcount
+        )
+
+    def _one(self, question: str, *values: Any) -> Any:
+        return self._store.execute(question, values).fetchone()
 
 
 def _hash(*parts: str) -> str:
@@ -268,178 +335,25 @@ def _hash(*parts: str) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _ids_of(row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """Returns the ids of a row by their columns, and what is wrong with one, if so."""
+def _ids_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the ids of a row by their columns, "" for those that are not there."""
     ids = dict.fromkeys(("query_id", "document_id", "user"), "")
     for what in ids:
         try:
             ids[what] = id_of(row.get(what), what == "user")
         except (ValueError, OverflowError):
-            return ids, (
+            raise _Dropped(
                 f"its {what} is neither a text nor a whole number with all its digits "
                 "(no 1.2e+18, nor 2^53 or more with a point); write it as text"
-            )
-        if text_problem(what, ids[what]):
-            return ids, f"its {what} holds half a surrogate pair, which is not text"
-    return ids, None
-
-
-def _read_corpus(store: sqlite3.Connection, corpus: Table) -> None:
-    for path, number, row in corpus.rows():
-        ids, problem = _ids_of(row)
-        document = Document(
-            ids["document_id"], text_of(row.get("title")), text_of(row["document"])
-        )
-        problem = problem or text_problem("document_id", document.id, identifier=True)
-        problem = problem or text_problem("document", document.content)
-        if not problem and not document.content:
-            problem = f"document {shown(document.id)} has no text"
-        if not problem and not _inserted(
-            store, "documents", document.id, document.title, document.text
-        ):
-            problem = f"document {shown(document.id)} is there twice"
+            ) from None
+        problem = text_problem(f"its {what}", ids[what] or "-", what != "user")
         if problem:
-            raise DataError(path, problem, "Correct or remove the row", number)
-
-
-def _read_queries(store: sqlite3.Connection, queries: Table) -> None:
-    for path, number, row in queries.rows():
-        ids, problem = _ids_of(row)
-        query_id, user = ids["query_id"], ids["user"]
-        problem = problem or text_problem("query_id", query_id, identifier=True)
-        problem = problem or text_problem("query", text_of(row["query"]))
-        if not problem and not _inserted(
-            store, "texts", query_id, text_of(row["query"]), user
-        ):
-            problem = f"query {shown(query_id)} is there twice"
-        if problem:
-            raise DataError(path, problem, "Correct or remove the row", number)
-
-
-def _inserted(store: sqlite3.Connection, table: str, *values: Any) -> bool:
-    marks = ",".join("?" * len(values))
-    cursor = store.execute(f"insert or ignore into {table} values ({marks})", values)
-    return cursor.rowcount == 1
-
-
-def _add(
-    store: sqlite3.Connection,
-    row: Mapping[str, Any],
-    name: str,
-    split: Split | None,
-    queries: Table | None,
-    corpus: Table | None,
-    path: str,
-    number: int,
-) -> str | None:
-    """Adds a row of a log; returns why it was dropped, or `None`."""
-    ids, problem = _ids_of(row)
-    if problem:
-        return problem
-    text, query_id, user = text_of(row.get("query")), ids["query_id"], ids["user"]
-    time = None
-    if queries is not None:
-        held = store.execute(
-            "select text, user from texts where id = ?", (query_id,)
-        ).fetchone()
-        if held is None:
-            return "its query_id is not in the table of queries"
-        text, user = held[0], user or held[1]
-    if not text.strip() or text_problem("query", text):
-        return "it has no query"
-    has_users = "user" in row or (queries is not None and "user" in queries.columns)
-    if has_users and not user:
-        return "it has no user"
-    if "time" in row:
-        time = tables.seconds_of(row["time"])
-        if time is None:
-            return "its time is not a number of seconds, a date or ISO 8601"
-    document = _document_of(store, row, ids["document_id"], corpus, path, number)
-    if isinstance(document, str):
-        return document
-    if query_id and has_users:
-        # An id may name a text that many asked. One query of them all would be its
-        # first user's, and without that user the next one's.
-        query_id = f"{query_id}-{_hash(query_id, user)}"
-    elif not query_id:
-        # A person's query is one, however often it was asked; without users or ids
-        # nobody knows whose a row is, so every distinct row is a query of its own.
-        query_id = "q" + (_hash(text, user) if has_users else _hash(text, document.id))
-    if text_problem("query_id", query_id, identifier=True):
-        return "its query_id has white space or NUL in it"
-    score = _score_of(row, path, number)
-    chosen = split(Entry(text, user, time)) if split is not None else name
-    if not _inserted(store, "queries", query_id, text, user):
-        held = store.execute(
-            "select text, user from queries where id = ?", (query_id,)
-        ).fetchone()
-        if held != (text, user):
-            return "its query_id had another text or user before"
-    if not _inserted(store, "judged", chosen, query_id, document.id, score):
-        return "the same pair was there before"
-    if corpus is None:
-        _inserted(store, "documents", document.id, document.title, document.text)
-    return None
-
-
-def _document_of(
-    store: sqlite3.Connection,
-    row: Mapping[str, Any],
-    document_id: str,
-    corpus: Table | None,
-    path: str,
-    number: int,
-) -> Document | str:
-    """Returns a row's document, or why it has none."""
-    if corpus is not None:
-        known = store.execute(
-            "select 1 from documents where id = ?", (document_id,)
-        ).fetchone()
-        if known is None:
-            return "its document_id is not in the corpus"
-        return Document(document_id, "", "")
-    title, text = text_of(row.get("title")), text_of(row.get("document"))
-    if not f"{title}{text}".strip() or text_problem("document", title + text):
-        return "it has no document"
-    document_id = document_id or "d" + _hash(title, text)
-    if text_problem("document_id", document_id, identifier=True):
-        return "its document_id has white space or NUL in it"
-    held = store.execute(
-        "select title, text from documents where id = ?", (document_id,)
-    ).fetchone()
-    if held is not None and held != (title, text):
-        # Keeping the first would let one user's row decide about another's.
-        raise DataError(
-            path,
-            f"document_id {shown(document_id)} has another text in an earlier row",
-            "Give the documents as a table of their own (corpus.path), or leave out "
-            'their ids (columns.document_id="")',
-            number,
-        )
-    return Document(document_id, title, text)
-
-
-def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
-    value = row.get("score", 1)
-    try:
-        if float(value) == int(float(value)) and abs(float(value)) <= MOST_RELEVANT:
-            return int(float(value))
-    except (TypeError, ValueError, OverflowError):
-        pass
-    is_number = isinstance(value, (int, float, decimal.Decimal))
-    found = shown(value) if is_number else number_shown(value)
-    raise DataError(
-        path,
-        # Under a wrong name it is a query, which messages do not repeat.
-        f"score is {found}; judgements are integers up to {MOST_RELEVANT:,}",
-        'Correct it, or leave out the column (columns.score="")',
-        number,
-    )
+            raise _Dropped(problem)
+    return ids
 
 
 def _keep_first_split(store: sqlite3.Connection, report: Report) -> None:
     """Drops later rows of a query with rows in several splits, which time can cut."""
-    store.execute("create index by_query on judged (query)")
     ranks = " ".join(f"when '{name}' then {at}" for at, name in enumerate(SPLITS))
     dropped = store.execute(
         f"delete from judged where case split {ranks} end > (select min(case split "
@@ -451,12 +365,12 @@ def _keep_first_split(store: sqlite3.Connection, report: Report) -> None:
 
 def _write(store: sqlite3.Connection, directory: pathlib.Path, report: Report) -> None:
     """Writes the BEIR files, sorted by id."""
-    pairs = dict(
+    report.pairs = dict(
         store.execute(
             "select split, count(*) from judged group by split order by split"
         )
     )
-    if not pairs:
+    if not report.pairs:
         reasons = "; ".join(
             f"{count:,} rows, {reason} (first {report.first.get(reason, 'unknown')})"
             for reason, count in report.dropped.most_common(3)
@@ -465,7 +379,6 @@ def _write(store: sqlite3.Connection, directory: pathlib.Path, report: Report) -
             f"no row of {report.rows:,} is left{': ' if reasons else ''}{reasons}. "
             "Check the names in columns."
         )
-    report.pairs = pairs
     with BeirWriter(directory) as writer:
         for row in store.execute("select id, title, text from documents order by id"):
             writer.add_document(Document(*row))

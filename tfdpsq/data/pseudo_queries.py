@@ -6,13 +6,15 @@ is the control that every differentially private method has to beat.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.validation import InputError, positive_integer
+from tfdpsq.words import words_of
 
 # A line that starts something new rather than going on with a sentence: code,
 # lists, rules, doctest prompts, directives, "name: text" and "name (type): text".
@@ -25,24 +27,23 @@ _BULLET = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)]|\[\d+\])\s+")
 _TYPED = re.compile(r"\s*[`*]{0,2}\w[\w.,* ]*[`*]{0,2} : ")
 _ENTRY = re.compile(r"\s*[`*]{0,2}\w[\w.*]*[`*]{0,2}(?:\s*\([^)]*\))?\s?:\s+")
 _HEADER = re.compile(r"\s*\w[\w ]{0,30}:\s*$")
+# Outside ASCII `re` does not know capitals.
 _SENTENCE = re.compile(
-    r"\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?[A-Z0-9`])|\Z)", re.DOTALL
+    r"\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?(?:[A-Z0-9`]|[^\x00-\x7f]))"
+    "|[\u0964\u3002\uff01\uff1f\u061f]|\\Z)",
+    re.DOTALL,
 )
 _CLAUSE = re.compile(r"[^,;:]*[^,;:\s][^,;:]*")
-_WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*[.,;:!?\"')\]]*")
+_JOINT = re.compile("['\u2019-]")
+_TRAILING = ".,;:!?\"')]\u0964\u3002\uff01\uff1f\u061f"
 _EDGE = " \t\n.,;:"
-# Words of a query.
-LEAST_WORDS, MOST_WORDS = 3, 25
+# Of a query, and of a document that a sentence was taken out of.
+WORDS = range(3, 26)
+_LEAST_LEFT = 15
 
 
 def pseudo_pairs(
-    documents: Iterable[Document],
-    seed: int,
-    per_document: int = 1,
-    *,
-    least_words: int = LEAST_WORDS,
-    most_words: int = MOST_WORDS,
-    least_left: int = 15,
+    documents: Iterable[Document], seed: int, per_document: int = 1
 ) -> Iterator[Pair]:
     """Cuts sentences out of documents and pairs them with what is left.
 
@@ -55,55 +56,28 @@ def pseudo_pairs(
       documents: public documents, streamed.
       seed: any integer.
       per_document: pairs a document at most, each of another sentence.
-      least_words: words of a query at least.
-      most_words: words of a query at most.
-      least_left: words the document must keep for the sentence to be taken out of
-        it; a shorter document is given whole.
 
     Yields:
       Pairs with the query ids pseudo-0, pseudo-1, ... in the order of the
-      documents; `document` is the title and what is left of the text.
-
-    Raises:
-      InputError: a number is not a positive integer, or the bounds are crossed.
+      documents; `document` is the title and what is left of the text, or the whole of
+      a document that would keep fewer than 15 words.
     """
-    positive_integer("per_document", per_document)
-    positive_integer("least_words", least_words)
-    positive_integer("most_words", most_words)
-    positive_integer("least_left", least_left)
-    if least_words > most_words:
-        raise InputError(
-            f"least_words is {least_words} and most_words {most_words}; the first "
-            "must not exceed the second."
-        )
-    return _pairs(
-        documents, seed, per_document, range(least_words, most_words + 1), least_left
-    )
-
-
-def _pairs(
-    documents: Iterable[Document],
-    seed: int,
-    per_document: int,
-    allowed: range,
-    least_left: int,
-) -> Iterator[Pair]:
     count = 0
     for document in documents:
-        spans = _candidates(document.text, allowed)
+        spans = _candidates(document.text)
         key = hashlib.sha256(f"{seed}\0{document.id}".encode()).digest()
         draw = random.Random(int.from_bytes(key, "big"))
         for start, end in draw.sample(spans, min(per_document, len(spans))):
             query = _clean(document.text[start:end])
             rest = f"{document.text[:start].rstrip()} {document.text[end:].lstrip()}"
-            if len(rest.split()) < least_left:
+            if len(next(words_of([rest]))) < _LEAST_LEFT:
                 rest = document.text
             content = Document(document.id, document.title, rest.strip()).content
             yield Pair(f"pseudo-{count}", query, document.id, content)
             count += 1
 
 
-def _candidates(text: str, allowed: range) -> list[tuple[int, int]]:
+def _candidates(text: str) -> list[tuple[int, int]]:
     """Returns where the best kind of usable text stands: the first that occurs.
 
     The kinds: sentences of paragraphs, sentences of list entries, clauses.
@@ -111,15 +85,21 @@ def _candidates(text: str, allowed: range) -> list[tuple[int, int]]:
     paragraphs: dict[str, tuple[int, int]] = {}
     entries: dict[str, tuple[int, int]] = {}
     clauses: dict[str, tuple[int, int]] = {}
-    for start, end, listed in _units(text):
-        sentences = entries if listed else paragraphs
-        for match in _SENTENCE.finditer(text, start, end):
-            if _usable(match.group(), allowed):
-                sentences.setdefault(_clean(match.group()), match.span())
-                continue
-            for part in _CLAUSE.finditer(text, match.start(), match.end()):
-                if _usable(part.group(), allowed):
-                    clauses.setdefault(_clean(part.group()), part.span())
+    found = [
+        (entries if listed else paragraphs, match)
+        for start, end, listed in _units(text)
+        for match in _SENTENCE.finditer(text, start, end)
+    ]
+    left: list[re.Match] = []
+    for (sentences, match), usable in zip(found, _usable(m for _, m in found)):
+        if usable:
+            sentences.setdefault(_clean(match.group()), match.span())
+        else:
+            left += _CLAUSE.finditer(text, match.start(), match.end())
+    if not paragraphs and not entries:
+        for part, usable in zip(left, _usable(left)):
+            if usable:
+                clauses.setdefault(_clean(part.group()), part.span())
     return list((paragraphs or entries or clauses).values())
 
 
@@ -158,13 +138,30 @@ def _units(text: str) -> Iterator[tuple[int, int, bool]]:
         yield start, end, listed
 
 
-def _usable(sentence: str, allowed: range) -> bool:
-    words = _clean(sentence).split()
-    if len(words) not in allowed:
-        return False
-    plain = sum(bool(_WORD.fullmatch(word)) for word in words)
+def _usable(matches: Iterable[re.Match]) -> list[bool]:
+    sentences = [_clean(match.group()) for match in matches]
+    return [
+        len(words) in WORDS and _is_prose(sentence.split())
+        for sentence, words in zip(sentences, words_of(sentences))
+    ]
+
+
+def _is_prose(parts: list[str]) -> bool:
     # Four fifths of plain words separate prose with a symbol in it from code.
-    return plain >= 0.8 * len(words) and words[0][0].isalpha()
+    return sum(map(_is_plain, parts)) >= 0.8 * len(parts) and parts[0][0].isalpha()
+
+
+def _is_plain(word: str) -> bool:
+    """Returns whether a word is letters, with marks as in Hindi, and punctuation."""
+    parts = _JOINT.split(word.rstrip(_TRAILING))
+    return all(part and all(map(_is_letter, part)) for part in parts)
+
+
+@functools.cache
+def _is_letter(character: str) -> bool:
+    if character.isalnum():
+        return not character.isdecimal()
+    return unicodedata.category(character).startswith("M")
 
 
 def _clean(sentence: str) -> str:

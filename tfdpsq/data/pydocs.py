@@ -9,7 +9,6 @@ imported.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import importlib.metadata
@@ -19,80 +18,57 @@ import os
 import platform
 import re
 import sysconfig
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from absl import logging
 from tqdm import tqdm
 
-from tfdpsq.data.beir import BeirDirectory
-from tfdpsq.data.beir_lines import read_documents
-from tfdpsq.data.beir_writer import write_beir_files
+from tfdpsq.data.beir import BeirDirectory, BeirWriter, read_documents
 from tfdpsq.data.docstrings import Docstring, docstrings_of
-from tfdpsq.data.files import atomic_directory, write_json
+from tfdpsq.data.io import atomic_directory, write_json
 from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError
 
 STANDARD_LIBRARY = "python"
 
-# Import name -> distribution. Fixed, so that the corpus is the same whichever
-# extras are installed: only what a plain install always brings, and no namespace
-# package (such as `google`) into which other distributions may put files.
-PACKAGES: Mapping[str, str] = {
-    STANDARD_LIBRARY: STANDARD_LIBRARY,
+# Import names. Fixed, so that the corpus is the same whichever extras are installed:
+# only what a plain install always brings, and no namespace package (such as `google`)
+# into which other distributions may put files.
+PACKAGES = (
+    STANDARD_LIBRARY,
+    *"absl attr dp_accounting etils grpc h5py joblib keras keras_core".split(),
+    *"keras_nlp markdown markdown_it matplotlib ml_collections mpmath".split(),
+    *"numpy oauthlib opt_einsum portalocker psutil pyarrow pygments".split(),
+    *"requests rich sacrebleu scann scipy sklearn tensorboard tensorflow".split(),
+    *"tensorflow_datasets tensorflow_estimator tensorflow_hub".split(),
+    *"tensorflow_privacy tensorflow_probability tensorflow_recommenders".split(),
+    *"tensorflow_text tqdm urllib3 werkzeug".split(),
+)
+# Of those whose distribution has another name.
+_DISTRIBUTIONS = {
     "absl": "absl-py",
     "attr": "attrs",
-    "dp_accounting": "dp-accounting",
-    "etils": "etils",
     "grpc": "grpcio",
-    "h5py": "h5py",
-    "joblib": "joblib",
-    "keras": "keras",
-    "keras_core": "keras-core",
-    "keras_nlp": "keras-nlp",
-    "markdown": "Markdown",
     "markdown_it": "markdown-it-py",
-    "matplotlib": "matplotlib",
-    "ml_collections": "ml_collections",
-    "mpmath": "mpmath",
-    "numpy": "numpy",
-    "oauthlib": "oauthlib",
-    "opt_einsum": "opt_einsum",
-    "portalocker": "portalocker",
-    "psutil": "psutil",
-    "pyarrow": "pyarrow",
-    "pygments": "Pygments",
-    "requests": "requests",
-    "rich": "rich",
-    "sacrebleu": "sacrebleu",
-    "scann": "scann",
-    "scipy": "scipy",
     "sklearn": "scikit-learn",
-    "tensorboard": "tensorboard",
-    "tensorflow": "tensorflow",
-    "tensorflow_datasets": "tensorflow-datasets",
-    "tensorflow_estimator": "tensorflow-estimator",
-    "tensorflow_hub": "tensorflow-hub",
-    "tensorflow_privacy": "tensorflow-privacy",
-    "tensorflow_probability": "tensorflow-probability",
-    "tensorflow_recommenders": "tensorflow-recommenders",
-    "tensorflow_text": "tensorflow-text",
-    "tqdm": "tqdm",
-    "urllib3": "urllib3",
-    "werkzeug": "Werkzeug",
 }
 
 PUBLIC_TEXT = "public.jsonl"
 
-# The modules next to this one that decide what a corpus holds, to the byte.
-_DECIDING = ("beir_writer", "docstrings", "pydocs", "recurrence")
+# Of the code that decides what a corpus holds, to the byte.
+_VERSION = 2
+
+
+def load(path: str | os.PathLike = "pydocs") -> BeirDirectory:
+    """Opens a BEIR directory, or the embedded corpus for "pydocs"."""
+    return build_pydocs() if path == "pydocs" else BeirDirectory(path)
 
 
 def build_pydocs(
     cache_dir: str | os.PathLike | None = None,
-    packages: Iterable[str] = tuple(PACKAGES),
+    packages: Iterable[str] = PACKAGES,
 ) -> BeirDirectory:
     """Returns the corpus as a BEIR directory, building it if the cache lacks it.
 
@@ -116,25 +92,23 @@ def build_pydocs(
     """
     packages = tuple(sorted(set(packages)))
     versions = _versions(packages)
-    code = {
-        name: hashlib.sha256(
-            Path(__file__).with_name(f"{name}.py").read_bytes()
-        ).hexdigest()
-        for name in _DECIDING
-    }
-    key = {"code": code, "versions": versions}
+    key = {"version": _VERSION, "versions": versions}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     target = _cache(cache_dir) / f"pydocs-{digest[:16]}"
     if target.is_dir() and any(target.iterdir()):
         return BeirDirectory(target)
-    start = time.monotonic()
-    with _collector_paused():
+    enabled = gc.isenabled()
+    gc.disable()  # Syntax trees hold no cycles, and looking for them takes long.
+    try:
         docstrings = [
             docstring
             for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
             for docstring in docstrings_of(_folder(package))
         ]
         pairs, others = _public_and_private(docstrings)
+    finally:
+        if enabled:
+            gc.enable()
     try:
         with atomic_directory(target) as partial:
             _write(partial, pairs, others, versions)
@@ -142,9 +116,7 @@ def build_pydocs(
         # Another process may have finished the same corpus first.
         if not (target / "provenance.json").is_file():
             raise
-    logging.info(
-        "pydocs: %d pairs in %.1f s: %s", len(pairs), time.monotonic() - start, target
-    )
+    logging.info("pydocs: %d pairs in %s", len(pairs), target)
     return BeirDirectory(target)
 
 
@@ -160,40 +132,14 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     """
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
-    if path.is_file():
+    if path.is_file() and path.stat().st_size:
         yield from read_documents(path, may_be_empty=True)
-
-
-def refuse_queries(path: str | os.PathLike, benchmark: BeirDirectory) -> None:
-    """Refuses a file of public text that holds a query of the benchmark.
-
-    Args:
-      path: JSON Lines with "text" (and "title").
-      benchmark: what `build_pydocs` returned. For data of your own such a check
-        would be a private read.
-
-    Raises:
-      DataError: names the file, the line and the query.
-    """
-    refuse_recurring(path, Sentences(benchmark.queries().values()))
 
 
 def split_of(document_id: str) -> str:
     """Returns the split of a document: 10 % test, 10 % dev, 80 % train."""
     place = int(hashlib.sha1(document_id.encode()).hexdigest()[:8], 16) % 100
     return "test" if place < 10 else "dev" if place < 20 else "train"
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Syntax trees hold no cycles, and looking for them takes much of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _public_and_private(
@@ -266,7 +212,14 @@ def _write(
             "installed? Install Python and the packages with them."
         )
     # A split that stays empty (a tiny corpus) has no file, and readers say so.
-    write_beir_files(directory, documents.values(), queries, qrels)
+    with BeirWriter(directory) as writer:
+        for document in documents.values():
+            writer.add_document(document)
+        for query in queries:
+            writer.add_query(*query)
+        for split, rows in qrels.items():
+            for row in rows:
+                writer.add_judgement(split, *row)
     with open(directory / PUBLIC_TEXT, "w", encoding="utf-8") as file:
         for text in others:
             record = {"_id": f"pydocs-{_identifier(text)}", "text": text}
@@ -303,19 +256,19 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
             raise InputError(
                 f"package is {package!r}; choose among {', '.join(PACKAGES)}."
             )
+        distribution = _DISTRIBUTIONS.get(package, package)
         try:
             found[package] = (
                 platform.python_version()
                 if package == STANDARD_LIBRARY
-                else importlib.metadata.version(PACKAGES[package])
+                else importlib.metadata.version(distribution)
             )
         except importlib.metadata.PackageNotFoundError:
-            missing.append(PACKAGES[package])
+            missing.append(distribution)
     if missing:
         raise InputError(
-            "pydocs reads the docstrings of the packages that tfdpsq requires, but "
-            f"{', '.join(missing)} not installed. Run: pip install "
-            f"{' '.join(missing)}"
+            f"pydocs reads docstrings of {', '.join(missing)}, not installed. Run: pip "
+            f"install {' '.join(missing)}"
         )
     return found
 
@@ -325,9 +278,5 @@ def _folder(package: str) -> Path:
         return Path(sysconfig.get_paths()["stdlib"])
     spec = importlib.util.find_spec(package)  # Finds a top package, imports nothing.
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(
-            f"{PACKAGES[package]} is installed, but its package {package} is not "
-            "found. Reinstall it: pip install --force-reinstall "
-            f"{PACKAGES[package]}"
-        )
+        raise InputError(f"the package {package} is not found. Reinstall it.")
     return Path(next(iter(spec.submodule_search_locations)))

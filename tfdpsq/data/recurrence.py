@@ -8,12 +8,12 @@ queries would itself be a private read: there they may be counted, and no more.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from tfdpsq.data.beir_lines import read_records, text_field
+from tfdpsq.data.lines import read_objects
 from tfdpsq.validation import DataError
 
 _WORD = re.compile(r"\S+")
@@ -35,36 +35,17 @@ class Sentences:
     """
 
     def __init__(self, sentences: Iterable[str]):
-        """Takes the sentences.
-
-        Args:
-          sentences: any number; those without a letter or digit are passed over.
-        """
+        """Takes any number; those without a letter or digit are passed over."""
         keys = (_key(sentence.split()) for sentence in sentences)
         self._keys = {key for key in keys if re.search(r"\w", key)}
-        # How many words the longest has, by its first word and its second (`None` for
-        # those of one word): nearly all words of a text begin none of them.
-        self._longest: dict[str, dict[str | None, int]] = {}
-        for key in self._keys:
-            words = key.split(" ")
-            second = _bare(words[1]) if len(words) > 1 else None
-            lengths = self._longest.setdefault(_bare(words[0]), {})
-            lengths[second] = max(lengths.get(second, 0), len(words))
-        self._bare = _Memory()
-
-    def __len__(self) -> int:
-        """Returns how many different sentences there are."""
-        return len(self._keys)
+        self._longest = max((len(key.split(" ")) for key in self._keys), default=0)
+        # Nearly all words of a text begin none of them.
+        self._first = {_bare(key.split(" ")[0]) for key in self._keys}
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns where the sentences stand in a text.
+        """Returns (start, end) of each sentence in a text, in order.
 
-        Args:
-          text: any text.
-
-        Returns:
-          (start, end) of each, in order, none overlapping another; where several
-          begin at the same word, the longest.
+        None overlaps another; where several begin at the same word, it is the longest.
         """
         words: list[str] = []
         line_starts = set()
@@ -72,17 +53,13 @@ class Sentences:
             line_starts.add(len(words))
             words += line.split()
         line_starts.add(len(words))
-        bare = [self._bare[word] for word in words]
         matched = []
         after = 0
-        # One lookup a word: this runs over tens of megabytes.
-        for number, lengths in enumerate(map(self._longest.get, bare)):
-            if lengths is None or number < after:
+        for number, word in enumerate(words):
+            if number < after or _bare(word) not in self._first:
                 continue
-            second = bare[number + 1] if number + 1 < len(bare) else None
-            longest = max(lengths.get(second, 0), lengths.get(None, 0))
-            if longest and _begins(words, line_starts, number):
-                last = self._match(words, line_starts, number, longest)
+            if _begins(words, line_starts, number):
+                last = self._match(words, line_starts, number)
                 if last is not None:
                     matched.append((number, last))
                     after = last + 1
@@ -105,31 +82,16 @@ class Sentences:
             text = "".join([*parts, text[position:]])
         return text
 
-    def _match(
-        self, words: list[str], line_starts: set[int], first: int, longest: int
-    ) -> int | None:
+    def _match(self, words: list[str], line_starts: set[int], first: int) -> int | None:
         """The last word of the longest sentence that begins at a word."""
         best, best_key = None, ""
-        end = min(len(words), first + longest)
-        while end < len(words) and not self._bare[words[end]]:
-            end += 1
-        for number in range(first, end):
+        for number in range(first, min(len(words), first + self._longest)):
             if _ends(words[number]) or number + 1 in line_starts:
                 key = _key(words[first : number + 1])
                 # What follows without a letter, a rule or a bullet, is none of it.
                 if key in self._keys and key != best_key:
                     best, best_key = number, key
         return best
-
-
-class _Memory(dict):
-    """Remembers what `_bare` makes of a word; a text repeats the same few words."""
-
-    def __missing__(self, word: str) -> str:
-        if len(self) > 1_000_000:
-            self.clear()
-        self[word] = _bare(word)
-        return self[word]
 
 
 def refuse_recurring(path: str | os.PathLike, sentences: Sentences) -> None:
@@ -143,10 +105,9 @@ def refuse_recurring(path: str | os.PathLike, sentences: Sentences) -> None:
       DataError: the first line that holds one, or is no such object; names file,
         line and sentence.
     """
-    file = Path(path)
-    for line, record in read_records(file):
+    for line, record in read_objects(path):
         for name in ("title", "text"):
-            text = text_field(file, line, record, name)
+            text = record.get(name) or ""
             for start, end in sentences.spans(text):
                 raise DataError(
                     path,
@@ -170,6 +131,7 @@ def _ends(word: str) -> bool:
     return word.rstrip(_CLOSERS).endswith(tuple(_STOPS))
 
 
+@functools.lru_cache(1_000_000)  # a text repeats the same few words
 def _bare(word: str) -> str:
     """A word without what may stand around it."""
     return word.casefold().lstrip(_OPENERS + " ").rstrip(_STOPS + _CLOSERS + " ")

@@ -1,9 +1,9 @@
-"""Rows of others' tables: Parquet, Arrow, TSV, CSV, JSONL, `tfds` and `ir_datasets`.
+"""Rows of others' tables: Parquet, CSV, TSV, JSON lines, TFDS and `ir_datasets`.
 
-A table is a file, a directory whose files are its parts (such as a Hugging Face data
-set on disk), a pattern of files, `ir_datasets:NAME`, or `tfds:NAME#SPLIT`, a split of a
-prepared TensorFlow data set. Rows are read in pieces, so memory does not grow with the
-table. Files may be `gs://` ones.
+A table is a file, a directory whose files are its parts, a pattern of files,
+`ir_datasets:NAME`, or `tfds:NAME#SPLIT`, a split of a prepared TensorFlow data set.
+Rows are streamed. Values of text files stay text: a library that guesses types turns
+the user 49018e16 into a number, and drops columns that the first rows do not have.
 """
 
 from __future__ import annotations
@@ -11,40 +11,37 @@ from __future__ import annotations
 import contextlib
 import csv
 import datetime
-import gzip
-import importlib
-import math
+import glob
 import os
 import re
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tfdpsq import validation
-from tfdpsq.data import any_files
-from tfdpsq.data.beir_lines import decoded
-from tfdpsq.validation import DataError, InputError, parse_json, shown
+from tfdpsq.data import io, sets
+from tfdpsq.data.lines import raw_lines, read_objects, text_lines
+from tfdpsq.validation import DataError, InputError, shown
 
 IR_DATASETS, TFDS = NAMED = ("ir_datasets:", "tfds:")
-# The parts of a table that `ir_datasets` names.
+# The parts of a table that `ir_datasets` names, and what it calls them.
 PAIRS, QUERIES, CORPUS = "pairs", "queries", "corpus"
-# In the schema of a file that `export` wrote, and what it is of.
-MARKED, MARK = "tfdpsq.part_of", "a set of queries"
+_KINDS = {PAIRS: "qrels", QUERIES: "queries", CORPUS: "docs"}
+FORMATS = (".parquet", ".tsv", ".csv", ".jsonl", ".ndjson", ".json")
 _BATCH = 4096
-_BUFFER = 1 << 20
-_COMPRESSED = ".gz"
 # Longer than any document; the default of 128 KiB is not.
 _FIELD = 1 << 30
+# A closing quote is followed by a comma: this is an escaped one, as Spark writes it.
+_SPARK = re.compile(rb'\\"[^,"\r\n]')
+# As seconds, the year 5138; as milliseconds, 1973.
+_MILLISECONDS = 1e11
 
-Row = Mapping[str, Any]
+Row = tuple[str, int, list[Any]]
 
 
 def read_rows(
     table: str, columns: Sequence[str], header: bool = True, part: str = PAIRS
-) -> Iterator[tuple[str, int, list[Any]]]:
-    """Reads the named columns of a table.
+) -> Iterator[Row]:
+    """Streams the named columns of a table.
 
     Args:
       table: path, pattern, `ir_datasets:NAME` or `tfds:NAME#SPLIT`.
@@ -66,497 +63,281 @@ def read_rows(
     if table.startswith(TFDS):
         yield from _of_tfds(table, columns)
         return
+    seen: set[str] = set()
     for path in files_of(table):
-        for number, row in _reader_of(path, header)(path, columns):
-            yield path, number, row
+        form = format_of(path)
+        if form == ".parquet":
+            yield from _of_parquet(path, columns)
+        elif form in (".tsv", ".csv"):
+            yield from _of_csv(path, columns, header)
+        else:
+            for line, record in read_objects(path):
+                seen.update(record)
+                yield path, line, [record.get(column) for column in columns]
+            # Any row may be the first to have a column.
+            _require(path, columns, seen)
 
 
-def files_of(table: str) -> list[str]:
+def format_of(name: str) -> str | None:
+    """Returns the entry of `FORMATS` that a file's name, or NAME.gz, ends in."""
+    plain = name.removesuffix(".gz")
+    return next((end for end in FORMATS if plain.endswith(end)), None)
+
+
+def files_of(table: str, more: tuple[str, ...] = ()) -> list[str]:
     """Returns a table's files, sorted; of a prepared data set, those of all splits.
 
+    Args:
+      table: path, pattern or `tfds:NAME`.
+      more: ends of names that are files of it, besides `FORMATS`.
+
     Raises:
-      InputError: there is none, or they are of several formats.
+      InputError: there is none.
     """
     if table.startswith(TFDS):
-        folder = os.fspath(_tfds_builder(table).data_path)
-        names = sorted(tf.io.gfile.listdir(folder))
-        return [os.path.join(folder, name) for name in names]
-    if tf.io.gfile.isdir(table):
-        splits = os.path.join(table, "dataset_dict.json")
-        if any_files.exists(splits):  # of Hugging Face `datasets`
-            raise InputError(
-                f"{splits} lists the splits of a set. Give one of them, such as "
-                f"{os.path.join(table, 'train')}."
-            )
+        return sorted(map(os.fspath, tfds_split(table)[0].data_path.iterdir()))
+    gfile = io.gfile()
+    if gfile.isdir(table):
         found = [
             os.path.join(folder, name)
-            for folder, _, names in tf.io.gfile.walk(table)
+            for folder, _, names in gfile.walk(table)
             for name in names
-            if _format_of(name) and not name.startswith((".", "_"))
+            if not name.startswith((".", "_"))
         ]
-        # Which describes itself in JSON next to its Arrow files, and has caches there.
-        found = _of_hugging_face(table) or found
-    elif any_files.exists(table):
+    elif gfile.exists(table):
         found = [table]
+    elif io.is_local(table):
+        found = glob.glob(table, recursive=True)
     else:
-        found = tf.io.gfile.glob(table)
-    formats = {_format_of(path) or "" for path in found}
-    if not found or "" in formats:
+        found = gfile.glob(table)
+    known = [
+        path
+        for path in found
+        if format_of(path) or path.removesuffix(".gz").endswith(more or ("\0",))
+    ]
+    if not known:
         raise InputError(
-            f"{table} is not a table. Give a file, a directory or a pattern of "
-            f"files that end in {', '.join(_READERS)} (text also with .gz), "
-            f"{IR_DATASETS}NAME or {TFDS}NAME."
+            f"{table} is no table. Give a file, directory or pattern of files that end "
+            f"in {', '.join((*FORMATS, *more))} (perhaps .gz), {IR_DATASETS}NAME or "
+            f"{TFDS}NAME."
         )
-    if len(formats) > 1:
-        raise InputError(
-            f"{table} has files of several formats, {', '.join(sorted(formats))}"
-            ". Give a pattern of one, such as DIRECTORY/*.parquet."
-        )
-    return sorted(found)
-
-
-def _of_hugging_face(folder: str) -> list[str]:
-    """Returns the files that a set of `datasets` on disk calls its own, if it is one.
-
-    Next to them are caches of `map` and `filter`: the same rows, changed.
-
-    Raises:
-      DataError: its record is damaged, or lists a file that is not there.
-    """
-    state = os.path.join(folder, "state.json")
-    if not any_files.exists(state):
-        return []
-    try:
-        with any_files.open_binary(state) as file:
-            listed = parse_json(file.read()).get("_data_files", [])
-        files = [os.path.join(folder, each["filename"]) for each in listed]
-        # A name that no file system holds is an error of its own.
-        missing = [path for path in files if not any_files.exists(path)]
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise DataError(
-            state, f"it is damaged ({error!r})", "Save the set again"
-        ) from error
-    for path in missing:
-        raise DataError(
-            state,
-            f"it lists {shown(os.path.basename(path))}, which is not there",
-            "Copy the whole directory, or save the set again",
-        )
-    return files
-
-
-def is_marked(path: str) -> bool:
-    """Returns whether a Parquet or Arrow file says that it is of a set of queries.
-
-    Raises:
-      InputError: the library is missing.
-      DataError: the file is malformed.
-    """
-    form = _format_of(path)
-    if form == ".parquet":
-        parquet = library("pyarrow.parquet")
-        with any_files.open_binary(path) as raw, _damaged(path):
-            schema = parquet.ParquetFile(raw, pre_buffer=False).schema_arrow
-    elif form == ".arrow":
-        with any_files.open_binary(path) as raw, _damaged(path):
-            schema = _opened_arrow(raw)[0].schema
-    else:
-        return False
-    return MARKED.encode() in (schema.metadata or {})
-
-
-def is_table_name(path: str) -> bool:
-    """Returns whether a file's name ends as that of a table."""
-    return _format_of(path) is not None
-
-
-def has_lines(table: str) -> bool:
-    """Returns whether a table is of TSV or CSV files, which may name columns in a line.
-
-    Raises:
-      InputError: there is no such table.
-    """
-    if table.startswith(NAMED):
-        return False
-    return _READERS[_format_of(files_of(table)[0]) or ""] is _of_text
+    return sorted(known)
 
 
 def seconds_of(value: Any) -> float | None:
     """Returns a time in seconds since 1970, or `None` if it is none.
 
-    Takes numbers of seconds, dates and times, and ISO 8601 texts; without a time zone
-    they are of UTC. Text of eight digits is a date, as in 20260131, where it is one.
+    Takes numbers of seconds, and of milli-, micro- and nanoseconds as pandas and Spark
+    write them, dates and times, and ISO 8601 texts; without a time zone they are of
+    UTC. Text of eight digits is a date, as in 20260131, where it is one.
     """
-    if isinstance(value, bool) or value is None:
-        return None
     if isinstance(value, str):
-        text = value.strip()
-        if re.fullmatch(r"(19|20)\d{6}", text):  # as seconds it would be of 1970
-            with contextlib.suppress(ValueError):
-                date = datetime.datetime.strptime(text, "%Y%m%d")
-                return date.replace(tzinfo=datetime.timezone.utc).timestamp()
-        try:
-            return _finite(float(text))
-        except ValueError:
-            pass
-        try:
-            value = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
-            return None
+        value = _time_of(value.strip())
     if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         value = datetime.datetime(value.year, value.month, value.day)
     if isinstance(value, datetime.datetime):
         zone = value.tzinfo or datetime.timezone.utc
         return value.replace(tzinfo=zone).timestamp()
-    if isinstance(value, (int, float)):
-        return _finite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not abs(value) < 1e21:  # nor NaN
+        return None
+    seconds = float(value)
+    while abs(seconds) >= _MILLISECONDS:
+        seconds /= 1000
+    return seconds
+
+
+def _time_of(text: str) -> float | datetime.datetime | None:
+    readers: list[Callable[[str], float | datetime.datetime]] = [
+        float,
+        lambda text: datetime.datetime.fromisoformat(text.replace("Z", "+00:00")),
+    ]
+    if re.fullmatch(r"(19|20)\d{6}", text):  # as seconds it would be of 1970
+        readers.insert(0, lambda text: datetime.datetime.strptime(text, "%Y%m%d"))
+    for read in readers:
+        with contextlib.suppress(ValueError):
+            return read(text)
     return None
 
 
-def _finite(value: float) -> float | None:
+def ir_columns(table: str, part: str) -> tuple[str, ...]:
+    """Returns the columns of a part of an `ir_datasets` set."""
+    source = _ir_datasets(table)
+    return getattr(source, f"{_KINDS[part]}_cls")()._fields
+
+
+def tfds_split(table: str) -> tuple[Any, str]:
+    """Returns the builder and the split of `tfds:NAME#SPLIT`; nothing is downloaded.
+
+    NAME may also be the directory of a prepared set.
+
+    Raises:
+      InputError: it was not prepared, or no split of it is named.
+    """
+    tfds = validation.library(
+        "tensorflow_datasets",
+        f"{table} needs TensorFlow Datasets: pip install tensorflow-datasets==4.9.10.",
+    )
+    name, _, split = table.removeprefix(TFDS).partition("#")
+    problem = "not prepared"
+    builder = None
     try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of hundreds of digits
-        return None
+        if os.path.exists(os.path.join(name, "dataset_info.json")):
+            builder = tfds.builder_from_directory(name)
+        else:
+            builder = tfds.builder(name, data_dir=os.environ.get("TFDS_DATA_DIR"))
+    except (ValueError, AssertionError, OSError) as error:
+        problem = str(error).strip().partition("\n")[0][:200]
+    splits = builder.info.splits if builder is not None else None
+    if not splits:
+        raise InputError(
+            f"{table}: {problem}. Prepare it (tfds build), and set TFDS_DATA_DIR."
+        )
+    there = sorted(splits)
+    split = split or (there[0] if len(there) == 1 else "")
+    try:
+        splits[split]
+    except (ValueError, KeyError) as error:
+        raise InputError(
+            f"{table}: name one of its splits, such as tfds:{name}#{there[-1]}. They "
+            f"are {', '.join(there)}."
+        ) from error
+    return builder, split
 
 
-def _format_of(path: str) -> str | None:
-    name = path[: -len(_COMPRESSED)] if path.endswith(_COMPRESSED) else path
-    return next((end for end in _READERS if name.endswith(end)), None)
-
-
-def _reader_of(path: str, header: bool) -> Callable:
-    read = _READERS[_format_of(path) or ""]
-    if read is _of_text:
-        return lambda path, columns: _of_text(path, columns, header)
-    return read
-
-
-def _require(
-    path: str, columns: Sequence[str], there: Sequence[str], of_line: bool = False
-) -> None:
+def _require(path: str, columns: Sequence[str], there: Any, shows: bool = True) -> None:
     """Refuses columns that are missing, or there twice.
 
-    `of_line` says that the names are the first line of a text file. It is not repeated:
-    without a header it is a row, with a private query.
+    `shows` is False for the first line of a text file: without a header it is a row,
+    with a private query.
     """
-    missing = [column for column in columns if column not in there]
-    if missing and of_line:
-        raise InputError(
-            f"{path} has no column {shown(missing[0])} among the {len(there)} that its "
-            'first line names. Correct the name, or "" for none; if the first line is '
-            "a row, set header to False and name columns by number, from 0."
-        )
-    if missing:
-        listed = ", ".join(map(shown, list(there)[:20]))
-        raise InputError(
-            f"{path} has no column {shown(missing[0])}; it has {listed}. Name a column "
-            'that is there, or "" for none.'
-        )
     for column in columns:
-        if list(there).count(column) > 1:
+        if column not in there:
+            listed = ", ".join(map(shown, sorted(there)[:20])) if shows else "others"
             raise InputError(
-                f"{path} has {list(there).count(column)} columns {column!r}, and "
-                "nothing says which is meant. Rename all but one."
+                f"{path} has no column {shown(column)}; it has {listed}. Correct the "
+                'name, or "" for none; for a text file without a header set header to '
+                "False and name columns by number, from 0."
             )
+        if list(there).count(column) > 1:
+            raise InputError(f"{path} has two columns {shown(column)}. Rename one.")
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yields a file's lines, with their line ends."""
-    with any_files.open_binary(path) as raw:
-        try:
-            lines = gzip.open(raw) if path.endswith(_COMPRESSED) else raw
-            tool = "such as by iconv, each part from the encoding that it has"
-            for number, line in enumerate(lines, 1):
-                yield decoded(path, number, line, tool)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(
-                path, f"it cannot be unpacked: {error}", "Restore the file"
-            ) from error
-
-
-def _of_text(
-    path: str, columns: Sequence[str], header: bool
-) -> Iterator[tuple[int, list[Any]]]:
+def _of_csv(path: str, columns: Sequence[str], header: bool) -> Iterator[Row]:
     """Reads CSV with quotes, or TSV without: queries in TSV hold stray quotes."""
-    tabs = _format_of(path) == ".tsv"
+    tabs = format_of(path) == ".tsv"
     csv.field_size_limit(_FIELD)
+    lines = (text for _, text in text_lines(path))
+    if not tabs and any(_SPARK.search(line) for _, line in raw_lines(path)):
+        lines = (line.replace('\\"', '""') for line in lines)
     rows = csv.reader(
-        _lines(path),
+        lines,
         delimiter="\t" if tabs else ",",
         quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
         strict=not tabs,
     )
-    places: list[int] | None = None
+    places: list[int] = []
     width = 0
     try:
         for row in rows:
-            if places is None:
+            if not width:
                 names = row if header else list(map(str, range(len(row))))
-                _require(path, columns, names, of_line=header)
+                _require(path, columns, names, shows=not header)
                 places, width = [names.index(each) for each in columns], len(row)
                 if header:
                     continue
-            if not row:
-                continue
-            if len(row) != width:
+            if row and len(row) != width:
                 raise DataError(
                     path,
                     f"{len(row)} columns, and the first line has {width}",
                     "Quote the separators inside texts, or write JSONL or Parquet",
                     rows.line_num,
                 )
-            yield rows.line_num, [row[place] for place in places]
+            if row:
+                yield path, rows.line_num, [row[place] for place in places]
     except csv.Error as error:
         raise DataError(
             path, f"malformed: {error}", "Correct the line", rows.line_num
         ) from error
 
 
-def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    checked = False
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line)
-        except ValueError as error:
-            raise DataError(
-                path, f"not JSON: {error}", "Correct the line", number
-            ) from error
-        if not isinstance(record, dict):
-            raise DataError(path, "not a JSON object", "Write {column: value}", number)
-        if not checked:
-            _require(path, columns, list(record))
-            checked = True
-        yield number, [record.get(column) for column in columns]
-
-
-def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    pyarrow = library("pyarrow.parquet")
-    with any_files.open_binary(path) as raw, _damaged(path):
-        file = pyarrow.ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER)
-        _require(path, columns, file.schema_arrow.names)
-        batches = file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns)))
-        yield from _of_batches(path, batches, columns)
-
-
-def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    """Reads an Arrow stream, as Hugging Face `datasets` writes it, or an Arrow file."""
-    library("pyarrow.ipc")
-    with any_files.open_binary(path) as raw, _damaged(path):
-        opened, is_file = _opened_arrow(raw)
-        _require(path, columns, opened.schema.names)
-        numbers = range(opened.num_record_batches) if is_file else None
-        batches = map(opened.get_batch, numbers) if numbers is not None else opened
-        yield from _of_batches(path, batches, columns)
-
-
-def _opened_arrow(raw: Any) -> tuple[Any, bool]:
-    """Opens an Arrow stream or file; returns whether it is a file, too."""
-    ipc = library("pyarrow.ipc")
-    is_file = raw.read(6) == b"ARROW1"
-    raw.seek(0)
-    return (ipc.open_file(raw) if is_file else ipc.open_stream(raw)), is_file
-
-
-def _of_batches(
-    path: str, batches: Any, columns: Sequence[str]
-) -> Iterator[tuple[int, list]]:
+def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
+    file = sets.parquet_file(path)
+    _require(path, columns, file.schema_arrow.names)
     number = 0
-    for batch in batches:
-        values = [batch.column(batch.schema.get_field_index(name)) for name in columns]
-        lists = [_values(path, number, *each) for each in zip(columns, values)]
-        for row in zip(*lists):
+    for batch in file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns))):
+        try:
+            values = [batch.column(name).to_pylist() for name in columns]
+        except (ValueError, ArithmeticError, LookupError) as error:
+            # Not UTF-8, a time beyond the year 9999, an unknown time zone.
+            raise DataError(
+                path,
+                f"a value of rows {number + 1} to {number + len(batch)} cannot be read "
+                f"({type(error).__name__})",
+                "Correct it, or leave out its column",
+            ) from None
+        for row in zip(*values):
             number += 1
-            yield number, list(row)
+            yield path, number, list(row)
 
 
-def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
-    """Returns a column's values in Python; Arrow checks neither texts nor times.
-
-    `before` counts the rows of the file before this batch.
-
-    Raises:
-      DataError: Python has no such value: a text that is not UTF-8, a time beyond the
-        year 9999, or one of an unknown zone.
-    """
-    # Of a zone it is a KeyError, of a time an OverflowError.
-    broken = (ValueError, ArithmeticError, LookupError)
+def _ir_datasets(table: str) -> Any:
+    remedy = f"{table} needs ir_datasets: pip install ir_datasets."
     try:
-        return column.to_pylist()
-    except broken as error:
-        number = before
-        for value in column:
-            number += 1
-            try:
-                value.as_py()
-            except broken:
-                break
-        problem = f"is no {column.type} that can be read"
-        if isinstance(error, UnicodeDecodeError):
-            problem = "is not text in UTF-8"
-        raise DataError(
-            path,
-            f"the value of column {shown(name)} {problem}",
-            "Correct it, or leave out the column",
-            number,
-        ) from None
-
-
-@contextlib.contextmanager
-def _damaged(path: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as error:
-        first = str(error).partition("\n")[0]
-        raise DataError(
-            path, f"it cannot be read: {first[:200]}", "Restore the file"
-        ) from error
-
-
-def fields_of(table: str, part: str) -> tuple[str, ...]:
-    """Returns the columns of a part of an `ir_datasets` set.
-
-    Raises:
-      InputError: the library is missing, or there is no such set or part.
-    """
-    source, kind = _ir_datasets_part(table, part)
-    return getattr(source, f"{kind}_cls")()._fields
-
-
-def _ir_datasets_part(table: str, part: str) -> tuple[Any, str]:
-    """Returns a set of `ir_datasets`, and what that calls the part."""
-    datasets = library("ir_datasets", "ir_datasets")
-    name = table[len(IR_DATASETS) :]
-    try:
-        source = datasets.load(name)
+        datasets = validation.library("ir_datasets", remedy)
+        return datasets.load(table.removeprefix(IR_DATASETS))
     except KeyError as error:
         raise InputError(
-            f"ir_datasets has no data set {name!r}. `ir_datasets list` lists them."
-        ) from error
-    kind = {PAIRS: "qrels", QUERIES: "queries", CORPUS: "docs"}[part]
-    if not getattr(source, f"has_{kind}")():
-        raise InputError(
-            f"{table} has no {kind}. Name the part of the set that has, such as "
-            f"{table}/train."
-        )
-    return source, kind
-
-
-def _of_ir_datasets(
-    table: str, columns: Sequence[str], part: str
-) -> Iterator[tuple[str, int, list[Any]]]:
-    source, kind = _ir_datasets_part(table, part)
-    _require(table, columns, fields_of(table, part))
-    try:
-        for number, row in enumerate(getattr(source, f"{kind}_iter")(), 1):
-            yield table, number, [getattr(row, column) for column in columns]
-    except OSError as error:  # requests' errors, too
-        raise InputError(
-            f"ir_datasets could not get {table[len(IR_DATASETS) :]}: "
-            f"{str(error)[:200]}. Where there is no network, put its files where "
-            "IR_DATASETS_HOME points to."
+            f"{table} is not known. `ir_datasets list` lists the names."
         ) from error
 
 
-def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[tuple[str, int, list]]:
-    builder = _tfds_builder(table)
-    split = table.partition("#")[2]
-    there = sorted(builder.info.splits)
-    if not split and len(there) != 1:
+def _of_ir_datasets(table: str, columns: Sequence[str], part: str) -> Iterator[Row]:
+    source = _ir_datasets(table)
+    if not getattr(source, f"has_{_KINDS[part]}")():
         raise InputError(
-            f"{table} has the splits {', '.join(there)}. Name one, such as "
-            f"{table}#{there[-1] if there else 'train'}."
+            f"{table} has no {_KINDS[part]}. Name a part that has, such as NAME/train."
         )
+    _require(table, columns, ir_columns(table, part))
+    for number, row in enumerate(getattr(source, f"{_KINDS[part]}_iter")(), 1):
+        yield table, number, [getattr(row, column) for column in columns]
+
+
+def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[Row]:
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    builder, split = tfds_split(table)
     features = builder.info.features
     _require(table, columns, list(features))
     for column in columns:
         if features[column].shape != ():
             raise InputError(
-                f"column {column!r} of {table} is {features[column]}, several values a "
-                "row. Name a column of one text or number, or write the set as Parquet."
+                f"column {column!r} of {table} holds several values a row. Name "
+                "another, or write the set as Parquet."
             )
-    import tensorflow_datasets as tfds
-
+    rows = builder.as_dataset(
+        split=split,
+        decoders=tfds.decode.PartialDecoding(dict.fromkeys(columns, True)),
+        # In the order of the files, whatever the number of cores.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1),
+    )
+    number = 0
     try:
-        rows = builder.as_dataset(
-            split=split or there[0],
-            decoders=tfds.decode.PartialDecoding(dict.fromkeys(columns, True)),
-            # In the order of the files, whatever the number of cores.
-            read_config=tfds.ReadConfig(interleave_cycle_length=1),
-        )
-    except ValueError as error:
-        raise InputError(
-            f"{table}: {str(error)[:200]} Its splits are {', '.join(there)}."
-        ) from error
-    try:
-        for number, row in enumerate(rows.as_numpy_iterator(), 1):
-            values = (row[column] for column in columns)
-            yield table, number, [_plain(table, number, value) for value in values]
-    except tf.errors.OpError as error:
-        first = str(error.message).partition("\n")[0]
-        first = first.partition(", value:")[0]  # of a row, which follows as it is
-        raise DataError(
-            table, f"it cannot be read: {first[:200]}", "Prepare it again"
-        ) from error
-
-
-def _plain(table: str, number: int, value: Any) -> Any:
-    """Returns a scalar of NumPy as text or number."""
-    if not isinstance(value, bytes):
-        return value.item()
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
+        for row in rows.as_numpy_iterator():
+            number += 1
+            values = [row[column] for column in columns]
+            yield (
+                table,
+                number,
+                [v.decode() if isinstance(v, bytes) else v.item() for v in values],
+            )
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        # The error's text goes on with the row.
         raise DataError(
             table,
-            f"byte {error.start + 1} of a text is not UTF-8",
-            "Prepare the set with texts in UTF-8",
-            number,
-        ) from error
-
-
-def _tfds_builder(table: str) -> Any:
-    """Returns a data set that was prepared before; nothing is downloaded."""
-    tfds = library("tensorflow_datasets", "tensorflow-datasets")
-    name = table[len(TFDS) :].partition("#")[0]
-    if any_files.exists(os.path.join(name, "dataset_info.json")):
-        return tfds.builder_from_directory(name)
-    folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
-    folder = os.path.expanduser(folder)
-    try:
-        module = importlib.import_module("tensorflow_datasets.core.read_only_builder")
-        return module.builder_from_files(name, data_dir=folder)
-    except (ValueError, OSError) as error:
-        raise InputError(
-            f"{TFDS}{name} is not prepared in {folder}, and nothing is downloaded here."
-            ' Where there is a network, run: python -c "import tensorflow_datasets as '
-            f"tfds; tfds.builder('{name}', data_dir='{folder}').download_and_prepare()"
-            '"; or set TFDS_DATA_DIR to the folder that has it, and name its config if '
-            f"it has one ({TFDS}NAME/CONFIG)."
-        ) from error
-
-
-def library(module: str, package: str = "pyarrow") -> Any:
-    """Returns a module of a package that only some tables need.
-
-    Raises:
-      InputError: the package is not installed.
-    """
-    return validation.library(
-        module,
-        f"{package} is needed for this table. Run: pip install "
-        f"'tfdpsq[import]', or pip install {package}.",
-    )
-
-
-_READERS: dict[str, Callable] = {
-    ".parquet": _of_parquet,
-    ".arrow": _of_arrow,
-    ".tsv": _of_text,
-    ".csv": _of_text,
-    ".jsonl": _of_jsonl,
-}
+            f"it cannot be read ({type(error).__name__})",
+            "Prepare it again, with texts in UTF-8",
+            number + 1,
+        ) from None

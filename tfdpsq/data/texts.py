@@ -19,11 +19,9 @@ _LIKE_AN_ID = re.compile(r"[!-~]{1,40}")
 # Below it, a float has the digits of the whole number that it was made from.
 _LARGEST = 2**53
 _WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
-# A number that may have been rounded: what pandas, Spark, Excel and databases write for
-# a large one. Users are the unit of privacy: of them, anything with an exponent, though
-# it may be a text of hexadecimal digits.
+# A large number as pandas, Spark, Excel and databases round it. Others with an
+# exponent, such as 49018e16, are hexadecimal digits.
 _ROUNDED = re.compile(r"[+-]?\d(\.\d+e[+-]?|e\+)\d+", re.ASCII | re.IGNORECASE)
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)e[+-]?\d+", re.ASCII | re.IGNORECASE)
 # What pandas, NumPy and databases write for a value that is missing.
 _MISSING = frozenset("nan NaN NaT None <NA> NULL null".split()) | {"\\N"}
 
@@ -91,12 +89,9 @@ def id_shown(value: str) -> str:
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
     """Says what is wrong with a text, for the errors of readers and writers.
 
-    The text itself is not repeated, as it may be a private query; and so may an id with
-    white space. Other ids are repeated.
-
     Args:
       field: what the text is called.
-      value: what should be a text.
+      value: what should be a text; it is not repeated, as it may be a private query.
       identifier: whether it is an id, which must not be empty nor hold white
         space (it would break qrels and TREC run files) or NUL (pytrec-eval's C code
         would end the process).
@@ -116,38 +111,44 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
     if identifier and value.split() != [value]:
         return f"{field} holds white space, which breaks qrels and TREC files"
     if identifier and "\0" in value:
-        return f"{field} is {shown(value)}; ids hold no NUL character"
+        return f"{field} holds a NUL character"
     return None
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as text; neither `None` nor NaN is text."""
+    """Returns a value of a table as text; neither `None` nor NaN is text.
+
+    Raises:
+      ValueError: it is several values, or bytes that are not UTF-8.
+    """
+    if isinstance(value, (list, dict)):
+        raise ValueError
     if value is None or value != value:
         return ""
-    if isinstance(value, str):
-        return value
-    return str(value)
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def id_of(value: Any, of_user: bool = False) -> str:
-    """Returns one text for all numbers of one value; "" where there is no id.
+    """Returns one text for all spellings of an id; "" where there is none.
 
-    pandas makes floats of whole numbers next to a missing one, and of one person in two
-    files it would make two. Of a user, blanks at the ends and the way that an accent is
-    encoded make no other person either; and those whose name is missing ("nan", "NULL")
-    are nobody, not one person with the queries of many.
+    | value                          | id                                              |
+    |--------------------------------|-------------------------------------------------|
+    | 7, 7.0, "7", "7.0", "7.", "+7" | "7": pandas makes floats next to a missing one  |
+    | "007", "007.0"                 | "007": leading zeros are of an id of its own    |
+    | "49018e16", "7.5", other text  | itself                                          |
+    | "1.2345678901234568e+18"       | ValueError: digits may have been rounded off    |
+    | "9007199254740993.0", 2.0**53  | ValueError, for the same reason                 |
+    | of a user: " Zoë", "nan"       | "Zoë" in NFC, "": nobody, not one busy person   |
 
     Raises:
-      ValueError: the value is neither text nor a whole number with all of its digits.
+      ValueError: also for a value that is neither text nor a whole number.
     """
-    if isinstance(value, bytes):  # strictly: else two ids could be one
-        value = value.decode("utf-8")
     text = text_of(value)
-    if not text or isinstance(value, (str, uuid.UUID)):
+    if not text or isinstance(value, (str, bytes, uuid.UUID)):
         if of_user:
             text = unicodedata.normalize("NFC", text.strip())
             text = "" if text in _MISSING else text
-        return _one_spelling(text, of_user)
+        return _one_spelling(text)
     if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
         raise ValueError
     if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
@@ -155,19 +156,8 @@ def id_of(value: Any, of_user: bool = False) -> str:
     return str(int(value))
 
 
-def _one_spelling(text: str, of_user: bool) -> str:
-    """Returns an id as one text for the spellings of a whole number.
-
-    | text                        | id                                               |
-    |-----------------------------|--------------------------------------------------|
-    | "7", "7.0", "7.00", "7."    | "7"                                              |
-    | "+7", "-0"                  | "7", "0"                                         |
-    | "007", "007.0"              | "007": leading zeros are of an id of its own     |
-    | "1.2345678901234568e+18"    | refused: other digits may have been rounded off  |
-    | "9007199254740993.0"        | refused from 2^53 on, for the same reason        |
-    | "7.5", "1,5", anything else | itself                                           |
-    """
-    if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):
+def _one_spelling(text: str) -> str:
+    if _ROUNDED.fullmatch(text):
         raise ValueError
     whole = _WHOLE.fullmatch(text)
     if whole is None:

@@ -9,7 +9,6 @@ import hashlib
 import io
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import sentencepiece
 import tensorflow as tf
 import tensorflow_text
 
-from tfdpsq.data.files import atomic_write
+from tfdpsq.data.io import atomic_write
 from tfdpsq.validation import DataError, InputError, positive_integer
 
 # What the generator reads before a document (paper, section 4.1).
@@ -35,6 +34,8 @@ CHUNK = 1024
 
 # The trainer drops longer lines silently, so they are cut before.
 _LINE_BYTES = 4000
+# It looks at the first ones only.
+_MOST_LINES = 500_000
 
 
 class Tokenizer(tf.Module):
@@ -50,45 +51,36 @@ class Tokenizer(tf.Module):
       eos_id: the id that ends every text.
       unk_id: the id of what the vocabulary lacks.
       fingerprint: SHA-256 of the model file, in hex.
+      file: its path.
     """
 
     def __init__(self, model_file: str | os.PathLike):
         """Loads a SentencePiece model.
-
-        Args:
-          model_file: e.g. the ``spiece.model`` of a T5, or what
-            `train_vocabulary` wrote.
 
         Raises:
           DataError: the file is missing, no SentencePiece model, or its special
             ids are not a T5's.
         """
         super().__init__(name="tokenizer")
+        remedy = f"Give a SentencePiece model, e.g. a T5's {VOCABULARY_FILE}"
         try:
             model = Path(model_file).read_bytes()
-        except OSError as error:
-            raise DataError(
-                model_file,
-                f"cannot be read ({error.strerror})",
-                f"Give a SentencePiece model, e.g. a T5's {VOCABULARY_FILE}",
-            ) from error
-        try:
             if not model:  # SentencePiece takes no bytes for no request.
                 raise RuntimeError("the file is empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             # Raises where a piece of a damaged file is not UTF-8.
             processor.id_to_piece(list(range(processor.get_piece_size())))
-        except (RuntimeError, UnicodeDecodeError) as error:  # also in its own message
-            raise DataError(
-                model_file,
-                f"is no SentencePiece model ({error})",
-                f"Give a model file, not a vocabulary list; T5's is {VOCABULARY_FILE}",
-            ) from error
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+            raise DataError(model_file, problem, remedy) from error
+        except (RuntimeError, UnicodeDecodeError) as error:
+            problem = f"is no SentencePiece model ({error})"
+            raise DataError(model_file, problem, remedy) from error
         self.vocabulary_size = processor.get_piece_size()
         self.pad_id = processor.pad_id()
         self.eos_id = processor.eos_id()
         self.unk_id = processor.unk_id()
-        if self.pad_id != 0 or self.eos_id < 1 or self.unk_id < 1:
+        if (self.pad_id, self.eos_id, self.unk_id) != (0, 1, 2):
             raise DataError(
                 model_file,
                 f"pad, end and unknown have the ids {self.pad_id}, {self.eos_id} and "
@@ -96,37 +88,29 @@ class Tokenizer(tf.Module):
                 "A T5 vocabulary has pad 0, end 1, unknown 2",
             )
         self.fingerprint = hashlib.sha256(model).hexdigest()
-        self._file = os.fspath(model_file)
-        self._model = model
+        self.file = os.fspath(model_file)
+        self.model = model
         self._pieces = self._load()
 
     def require_embeddings(self, embeddings: int, pretrained: bool = False) -> None:
         """Checks that a model has an embedding for every piece.
 
-        Args:
-          embeddings: how many it has.
-          pretrained: whether the model was trained with a vocabulary. It then has few
-            embeddings without a piece: 100 sentinels, and what rounding up adds.
+        A `pretrained` one has few more: 100 sentinels, and what rounding up adds.
 
         Raises:
-          InputError: fewer than there are pieces; or many more, of a pretrained model.
+          InputError: it has fewer, or many more.
         """
-        if pretrained and embeddings - self.vocabulary_size > _MOST_SPARE:
+        few = embeddings < self.vocabulary_size
+        if few or (pretrained and embeddings - self.vocabulary_size > _MOST_SPARE):
             raise InputError(
-                f"{self._file} has {self.vocabulary_size} pieces, the pretrained model "
+                f"{self.file} has {self.vocabulary_size} pieces, the model "
                 f"{embeddings} embeddings: it was made with another vocabulary. Give "
                 "that one."
-            )
-        if self.vocabulary_size > embeddings:
-            raise InputError(
-                f"{self._file} has {self.vocabulary_size} pieces, the model "
-                f"{embeddings} embeddings. Give the vocabulary that the model was made "
-                "with, or make a model with more."
             )
 
     def _load(self) -> tensorflow_text.SentencepieceTokenizer:
         return tensorflow_text.SentencepieceTokenizer(
-            model=self._model, out_type=tf.int32
+            model=self.model, out_type=tf.int32
         )
 
     def _run(self, method: str, value: Any) -> Any:
@@ -155,11 +139,7 @@ class Tokenizer(tf.Module):
         Returns:
           ids: [B, length] int32, padded with 0.
           lengths: [B] int32, tokens that are not padding, EOS included.
-
-        Raises:
-          InputError: `length` is not a positive integer.
         """
-        length = positive_integer("length", length)
         texts = tf.convert_to_tensor(texts, tf.string)
         pieces = self._run("tokenize", texts)[:, : length - 1]
         ends = tf.fill([tf.shape(texts)[0], 1], tf.constant(self.eos_id, tf.int32))
@@ -168,25 +148,16 @@ class Tokenizer(tf.Module):
         return ids, tf.cast(rows.row_lengths(), tf.int32)
 
     def pieces(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Turns texts into all of their tokens, without EOS.
-
-        Args:
-          texts: B strings.
-
-        Returns:
-          B arrays [any length] int32.
-        """
+        """Turns B texts into B arrays [any length] int32 of their tokens, less EOS."""
         rows = self._run("tokenize", tf.convert_to_tensor(texts, tf.string))
         return np.split(rows.values.numpy(), rows.row_splits.numpy()[1:-1])
 
     def common_ids(self, most: int) -> list[int]:
-        """The ids of the likeliest pieces of text, the likeliest first.
+        """Returns the ids of the `most` likeliest pieces of text, likeliest first.
 
-        Args:
-          most: return so many, or as many as there are. Special pieces and single
-            bytes, which encode rare characters, are not pieces of text.
+        Special pieces and single bytes, which encode rare characters, are none.
         """
-        processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         special = (
             processor.is_byte,
             processor.is_control,
@@ -248,10 +219,6 @@ def train_vocabulary(
     texts: Iterable[str],
     size: int,
     output_file: str | os.PathLike,
-    *,
-    sample_lines: int = 500_000,
-    setting: str = "size",
-    besides: int = 0,
 ) -> Path:
     """Trains a T5-style unigram vocabulary. Give it PUBLIC documents only.
 
@@ -266,25 +233,15 @@ def train_vocabulary(
       texts: public documents, streamed.
       size: number of pieces, the 256 bytes and 3 special ones included.
       output_file: where the model goes.
-      sample_lines: the trainer looks at so many lines at most, the first ones.
-      setting: name of the user's setting that `size` comes from, for errors.
-      besides: number of pieces that the setting counts besides.
-
-    Returns:
-      The path of the model.
 
     Raises:
-      InputError: the texts are empty or too few for `size`, or `size` is too
-        small for their characters.
+      InputError: the texts are empty, or `size` does not fit them.
     """
     positive_integer("size", size)
-    positive_integer("sample_lines", sample_lines)
-    if isinstance(texts, str):
-        raise InputError("texts is one string; give a list of documents.")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_short_lines(texts, sample_lines),
+            sentence_iterator=itertools.islice(_short_lines(texts), _MOST_LINES),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
@@ -300,36 +257,17 @@ def train_vocabulary(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise InputError(_translated(str(error), setting, size, besides)) from error
+        reason = str(error).rpartition("] ")[2].strip(" .")
+        raise InputError(
+            f"the vocabulary's size is {size}, which does not fit these texts "
+            f"({reason}). Choose another, or give more text."
+        ) from error
     atomic_write(output_file, model.getvalue())
     return Path(output_file)
 
 
-def _translated(error: str, setting: str, size: int, besides: int) -> str:
-    """Translates an error of SentencePiece's trainer into the user's settings."""
-    given = f"{setting} is {size + besides}, but these texts"
-    high = re.search(r"value <= (\d+)", error)
-    if high:
-        most = int(high[1]) + besides
-        return (
-            f"{given} give at most {most}. Lower it by {size + besides - most}, or "
-            "give more text."
-        )
-    low = re.search(r"required_chars\. (\d+) vs (\d+)", error)
-    if low:
-        least = max(map(int, low.groups())) + besides
-        return f"{given} need at least {least} for their characters. Raise it."
-    if "empty" in error or "sentences_" in error:
-        return f"{given} hold no text. Give documents with text."
-    reason = error.rpartition("] ")[2].strip(" .") or "SentencePiece gives no reason"
-    return (
-        f"{given} give no such vocabulary ({reason}). Give more text, or another size."
-    )
-
-
-def _short_lines(texts: Iterable[str], limit: int) -> Iterator[str]:
+def _short_lines(texts: Iterable[str]) -> Iterator[str]:
     """Yields the texts as lines of at most `_LINE_BYTES`, cut at white space."""
-    count = 0
     for text in texts:
         words: list[str] = []
         used = 0
@@ -338,14 +276,8 @@ def _short_lines(texts: Iterable[str], limit: int) -> Iterator[str]:
             if words and used + cost > _LINE_BYTES:
                 yield " ".join(words)
                 words, used = [], 0
-                count += 1
-                if count >= limit:
-                    return
             if cost <= _LINE_BYTES:
                 words.append(word)
                 used += cost
         if words:
             yield " ".join(words)
-            count += 1
-            if count >= limit:
-                return

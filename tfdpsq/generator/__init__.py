@@ -1,20 +1,18 @@
-"""Document to query: the T5 generator, its training arrays, decoding, synthesis."""
+"""Document to query: the T5 generator, what it reads, and what it writes."""
 
 import tfdpsq.stack  # noqa: F401  checks the environment first
-from tfdpsq.generator.examples import encode_pairs
-from tfdpsq.generator.likelihood import QueryLikelihood
-from tfdpsq.generator.model import T5QueryGenerator
-from tfdpsq.generator.sampling import SamplingConfig
-from tfdpsq.generator.serving import RerankedSearch
-from tfdpsq.generator.synthesis import SynthesisConfig, Synthesizer, synthesize
+from tfdpsq.generator.likelihood import QueryLikelihood, Reranker
+from tfdpsq.generator.model import QueryLoss, T5QueryGenerator
+from tfdpsq.generator.preprocessing import Preprocessor
+from tfdpsq.generator.samplers import Greedy, TopK, TopP
 
 __all__ = [
+    "Greedy",
+    "Preprocessor",
     "QueryLikelihood",
-    "RerankedSearch",
-    "SamplingConfig",
-    "SynthesisConfig",
-    "Synthesizer",
+    "QueryLoss",
+    "Reranker",
     "T5QueryGenerator",
-    "encode_pairs",
-    "synthesize",
+    "TopK",
+    "TopP",
 ]

@@ -9,22 +9,25 @@ post-processing it costs no privacy beyond the generator's certificate.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.data.tokenization import PROMPT, Tokenizer
+from tfdpsq.data.io import atomic_directory
+from tfdpsq.generator.preprocessing import Preprocessor
 from tfdpsq.layers.replicated import Replicated
 from tfdpsq.layers.softmax import cross_entropy
 
-# For XLA, documents, tokens of the longest query and real tokens of a batch are padded
-# to multiples of a part of what they could be at most: one program for each multiple.
-_DOCUMENT_PARTS, _LENGTH_PARTS, _TOKEN_PARTS = 4, 4, 8
-# Pairs are dealt to batches by length among as many.
+# Pairs are dealt to batches by length among this many.
 _BATCHES_READ = 16
+# The arguments of `log_likelihoods` after the model, of any batch.
+_SIGNATURE = [
+    tf.TensorSpec(shape, tf.int32)
+    for shape in ([None, None], [None], [None], [None, None], [None], [None], [])
+]
 
 
 class QueryLikelihood:
@@ -32,17 +35,14 @@ class QueryLikelihood:
 
     A document is encoded once for its neighbours in a batch, which have documents of
     like length: little padding is computed. One graph serves batches of all shapes;
-    under XLA, also for a TPU, each of a few shapes is compiled.
+    XLA compiles a single one, for the largest.
     """
 
     def __init__(
         self,
         model: tf.keras.Model,
-        tokenizer: Tokenizer,
-        document_length: int = 384,
-        query_length: int = 128,
+        preprocessor: Preprocessor | None = None,
         batch_size: int = 64,
-        prompt: str = PROMPT,
         jit_compile: bool = False,
     ):
         """Stores the arguments; runs nothing.
@@ -52,30 +52,21 @@ class QueryLikelihood:
 
         Args:
           model: a `T5QueryGenerator`.
-          tokenizer: its vocabulary.
-          document_length: tokens kept of prompt and document, L, EOS included.
-          query_length: tokens kept of a query, T, EOS included.
-          batch_size: pairs scored at a time, B; for XLA, the last batch is padded.
-          prompt: text before every document.
+          preprocessor: prompt, vocabulary and lengths; `None` is the model's.
+          batch_size: pairs scored at a time, B.
           jit_compile: compile with XLA.
 
         Raises:
-          InputError: a length or the batch size is below one.
+          InputError: the batch size is below one.
         """
-        self._tokenizer = tokenizer
-        self._lengths = (
-            validation.positive_integer("document_length", document_length),
-            validation.positive_integer("query_length", query_length),
-        )
-        self._batch_size = validation.positive_integer("batch_size", batch_size)
-        self._prompt = prompt
+        self.preprocessor = preprocessor or model.preprocessor
+        self.batch_size = validation.positive_integer("batch_size", batch_size)
         self._run = Replicated(
             lambda *given: log_likelihoods(model, *given),
             None if jit_compile else _SIGNATURE,
             jit_compile,
         )
-        # XLA compiles a program for each shape.
-        self._few_shapes = jit_compile or self._run.static
+        self._one_shape = jit_compile or self._run.static
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
         """Scores queries with documents.
@@ -89,91 +80,50 @@ class QueryLikelihood:
           of a longer query than T tokens, of the first T.
         """
         stream = iter(pairs)
-        size, at_once = self._batch_size, self._batch_size * self._run.at_a_time
+        size, at_once = self.batch_size, self.batch_size * self._run.at_a_time
         while rows := list(itertools.islice(stream, at_once * _BATCHES_READ)):
             number: dict[str, int] = {}
             own = np.array([number.setdefault(text, len(number)) for text, _ in rows])
-            documents = self._encoded([self._prompt + t for t in number], 0)
-            queries = self._encoded([query for _, query in rows], 1)
+            documents = self.preprocessor.documents(number)
+            queries = self.preprocessor.queries(query for _, query in rows)
             # Documents of like length, and the pairs of each, in one batch.
-            order = np.lexsort((own, documents.lengths[own]))
+            order = np.lexsort((own, documents[1][own]))
             nats = np.empty(len(rows))
             for start in range(0, len(rows), at_once):
                 chunk = order[start : start + at_once]
                 parts = [chunk[s : s + size] for s in range(0, len(chunk), size)]
-                batches = self._batches(parts, own, documents, queries)
+                batches = [self._batch(part, own, documents, queries) for part in parts]
                 for part, found in zip(parts, self._run(batches)):
                     nats[part] = found.numpy()[: len(part)]
             yield from nats.tolist()
 
-    def _batches(
+    def _batch(
         self,
-        parts: list[np.ndarray],
+        part: np.ndarray,
         own: np.ndarray,
-        documents: _Encoded,
-        queries: _Encoded,
-    ) -> list[Sequence[np.ndarray]]:
-        """Returns the arguments of `log_likelihoods`, of one shape for all parts.
+        documents: Sequence[np.ndarray],
+        queries: Sequence[np.ndarray],
+    ) -> Sequence[np.ndarray]:
+        """Returns the arguments of `log_likelihoods` for some pairs.
 
-        `parts` has the pairs of each batch, `own` the document of each pair.
+        `own` has the document of each pair; documents and queries are ids and lengths.
         """
-        found = [np.unique(own[part], return_inverse=True) for part in parts]
-        rows = max(map(len, parts))
-        count = max(len(distinct) for distinct, _ in found)
-        length = max(int(documents.lengths[own[part]].max()) for part in parts)
-        width = max(int(queries.lengths[part].max()) for part in parts)
-        real = max(int(queries.lengths[part].sum()) for part in parts)
-        if self._few_shapes:
-            rows, length = self._batch_size, self._lengths[0]
-            count = _rounded(count, rows, _DOCUMENT_PARTS)
-            width = _rounded(width, self._lengths[1], _LENGTH_PARTS)
-            real = _rounded(real, rows * width, _TOKEN_PARTS)
-        batches: list[Sequence[np.ndarray]] = []
-        for part, (distinct, which) in zip(parts, found):
-            lengths = _padded(queries.lengths[part], rows)
-            tokens = np.flatnonzero(np.arange(width) < lengths[:, np.newaxis])
-            batches.append(
-                (
-                    _padded(documents.ids[distinct, :length], count),
-                    _padded(documents.lengths[distinct], count),
-                    _padded(which.astype(np.int32), rows),
-                    _padded(queries.ids[part, :width], rows),
-                    lengths,
-                    # The rest repeats a place, and is not counted.
-                    _padded(tokens.astype(np.int32), real),
-                    np.array(len(tokens), np.int32),
-                )
+        distinct, which = np.unique(own[part], return_inverse=True)
+        ids, lengths = documents[0][distinct], documents[1][distinct]
+        targets, sizes = queries[0][part], queries[1][part]
+        if self._one_shape:
+            rows = self.batch_size
+            ids, lengths, which, targets, sizes = (
+                np.pad(x, [(0, rows - len(x)), *[(0, 0)] * (x.ndim - 1)])
+                for x in (ids, lengths, which, targets, sizes)
             )
-        return batches
-
-    def _encoded(self, texts: list[str], which: int) -> _Encoded:
-        ids, lengths = self._tokenizer.encode(texts, self._lengths[which])
-        return _Encoded(np.asarray(ids), np.asarray(lengths))
-
-
-class _Encoded(NamedTuple):
-    """Texts: token ids [N, L] and lengths [N]."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-
-
-def _padded(array: np.ndarray, rows: int) -> np.ndarray:
-    """Returns an array with rows of zeros at its end."""
-    return np.pad(array, [(0, rows - len(array)), *[(0, 0)] * (array.ndim - 1)])
-
-
-# The arguments of `log_likelihoods` after the model, of any batch.
-_SIGNATURE = [
-    tf.TensorSpec(shape, tf.int32)
-    for shape in ([None, None], [None], [None], [None, None], [None], [None], [])
-]
-
-
-def _rounded(count: int, most: int, parts: int) -> int:
-    """Returns `count` rounded up to a multiple of one of the parts of `most`."""
-    unit = -(-most // parts)
-    return min(most, unit * -(-count // unit))
+        else:
+            ids, targets = ids[:, : lengths.max()], targets[:, : sizes.max()]
+        real = np.flatnonzero(np.arange(targets.shape[1]) < sizes[:, np.newaxis])
+        places = np.zeros([targets.size if self._one_shape else len(real)], np.int32)
+        places[: len(real)] = real
+        count = np.array(len(real), np.int32)
+        return ids, lengths, which.astype(np.int32), targets, sizes, places, count
 
 
 @tf.autograph.experimental.do_not_convert
@@ -199,7 +149,7 @@ def log_likelihoods(
       query_ids: [B, T] int32.
       query_lengths: [B] int32.
       tokens: [P] int32, places of real tokens among all B·T, in order, then padding.
-      count: scalar int32, how many of them are real.
+      count: scalar int32, the number of real ones.
 
     Returns:
       [B] float32, in nats.
@@ -232,3 +182,59 @@ def log_likelihoods(
     return -tf.math.unsorted_segment_sum(
         losses, tokens // tf.shape(query_ids)[1], tf.shape(query_ids)[0]
     )
+
+
+class Reranker(tf.Module):
+    """A generator as a SavedModel that scores documents for queries: texts in.
+
+    Its one signature serves any search that has found the documents:
+
+    | name | takes | gives |
+    |---|---|---|
+    | `score` | queries [B] string, documents [B] string | nats [B] float32 |
+
+    Loading it needs TensorFlow, and tensorflow-text imported for its operations.
+    """
+
+    def __init__(self, model: tf.keras.Model, preprocessor: Preprocessor | None = None):
+        """Stores the arguments, which are those of `QueryLikelihood`."""
+        super().__init__(name="reranker")
+        preprocessor = preprocessor or model.preprocessor
+        self._tokenizer = preprocessor.tokenizer
+        self._lengths = preprocessor.document_length, preprocessor.query_length
+        self._prompt = preprocessor.prompt
+        # A Keras model would be saved with functions of its own.
+        self._weights = model.variables
+        self._log_likelihoods = lambda *given: log_likelihoods(model, *given)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.string)] * 2, autograph=False
+    )
+    def score(self, queries: tf.Tensor, documents: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Scores each query with the document at its place; see the class."""
+        longest, most = self._lengths
+        texts = tf.strings.join([self._prompt, documents])
+        ids, lengths = self._tokenizer.encode(texts, longest)
+        targets, sizes = self._tokenizer.encode(queries, most)
+        real = tf.reshape(tf.sequence_mask(sizes, most), [-1])
+        tokens = tf.cast(tf.where(real)[:, 0], tf.int32)
+        nats = self._log_likelihoods(
+            ids[:, : tf.reduce_max(lengths)],
+            lengths,
+            tf.range(tf.size(lengths)),
+            targets,
+            sizes,
+            tokens,
+            tf.size(tokens),
+        )
+        return {"nats": nats}
+
+    def export(self, directory: str | os.PathLike) -> None:
+        """Writes a SavedModel, whole or not at all, where nothing is yet.
+
+        Raises:
+          InputError: the directory is taken or cannot be written.
+        """
+        with atomic_directory(directory) as partial:
+            signatures = {"score": self.score}
+            tf.saved_model.save(self, os.fspath(partial), signatures=signatures)

@@ -10,18 +10,13 @@ trained further on public text, which costs a fraction of training it from nothi
 from __future__ import annotations
 
 import dataclasses
-import re
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.model import T5QueryGenerator
-
-_BLOCK = re.compile(r"(?<=\.block\.)\d+")
-# What a residual block adds to the stream, and what a feed-forward layer is made of.
-_OUTPUTS = (".o.weight", ".wo.weight")
-_INNER = (".wi.weight", ".wi_0.weight", ".wi_1.weight")
 
 
 def resized(
@@ -45,54 +40,34 @@ def resized(
     Raises:
       InputError: a number below 0, or a soft prompt.
     """
-    for field, number in (
-        ("num_layers", num_layers),
-        ("intermediate_dim", intermediate_dim),
-    ):
-        if number:
-            validation.positive_integer(field, number)
+    given = {"num_layers": num_layers, "intermediate_dim": intermediate_dim}
+    changes: dict[str, Any] = {name: n for name, n in given.items() if n}
+    for name, number in changes.items():
+        validation.positive_integer(name, number)
     if model.backbone.soft_prompt is not None:
         raise validation.InputError(
             "the generator has a soft prompt, which is trained for its size. Resize "
             "the T5 that it started from."
         )
-    old = model.config
-    config = dataclasses.replace(
-        old,
-        num_layers=num_layers or old.num_layers,
-        intermediate_dim=intermediate_dim or old.intermediate_dim,
-    )
-    values = {
-        slot.name: t5_slots.variable_of(model.backbone, slot).numpy()
-        for slot in t5_slots.slots(old)
-    }
-    origins = _origins(old.num_layers, config.num_layers)
-    units = (
-        {}
-        if config.intermediate_dim >= old.intermediate_dim
-        else _kept(values, config.intermediate_dim)
-    )
-    random = np.random.default_rng(seed)
+    config = dataclasses.replace(model.config, **changes)
     made = T5QueryGenerator(config, model.get_config()["dtype"])
-    for slot in t5_slots.slots(config):
-        source, copied = slot.name, False
-        block = _BLOCK.search(slot.name)
-        if block:
-            layer, copied = origins[int(block.group())]
-            source = _BLOCK.sub(str(layer), slot.name)
-        value = values[source]
-        if source.endswith(_INNER):
-            value = _columns(value, units.get(_feed(source)), slot.shape[1], random)
-        elif source.endswith(".wo.weight"):
-            value = _rows(value, units.get(_feed(source)), slot.shape[0])
-        if copied and source.endswith(_OUTPUTS):
-            value = np.zeros_like(value)
-        t5_slots.variable_of(made.backbone, slot).assign(value)
+    made.preprocessor = model.preprocessor
+    random = np.random.default_rng(seed)
+    origins = _origins(model.config.num_layers, config.num_layers)
+    old, new = model.backbone, made.backbone
+    _copy(old.token_embedding, new.token_embedding)
+    for side in ("encoder", "decoder"):
+        norm = f"{side}_layer_norm"
+        _copy(getattr(old, norm), getattr(new, norm))
+        layers = (getattr(one, f"{side}_transformer_layers") for one in (old, new))
+        sources, targets = layers
+        for (origin, again), target in zip(origins, targets):
+            _copy_layer(sources[origin], target, again, random)
     return made
 
 
 def _origins(old: int, new: int) -> list[tuple[int, bool]]:
-    """Maps each new layer to its old one, and whether that one was used twice.
+    """Maps each new layer to its old one, and whether that one was used before.
 
     The first layer stays the first: its position bias is all layers'.
     """
@@ -103,34 +78,39 @@ def _origins(old: int, new: int) -> list[tuple[int, bool]]:
     return [(layer, layer in found[:place]) for place, layer in enumerate(found)]
 
 
-def _feed(name: str) -> str:
-    """The feed-forward layer that a weight belongs to."""
-    return name.rpartition(".DenseReluDense.")[0]
+def _copy(source: Any, target: Any) -> None:
+    target.set_weights(source.get_weights())
 
 
-def _kept(values: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Layer -> [count] the units that stay, in their order."""
-    sizes: dict[str, np.ndarray] = {}
-    for name, value in values.items():
-        if name.endswith((*_INNER, ".wo.weight")):
-            axis = 1 if name.endswith(".wo.weight") else 0
-            norm = np.linalg.norm(value, axis=axis)
-            sizes[_feed(name)] = sizes.get(_feed(name), 1.0) * norm
-    return {name: np.sort(np.argsort(-size)[:count]) for name, size in sizes.items()}
-
-
-def _columns(
-    value: np.ndarray, units: np.ndarray | None, count: int, random: np.random.Generator
-) -> np.ndarray:
-    """[hidden, count] weights into the units: those that stay, or new random ones."""
-    if units is not None:
-        return value[:, units]
-    new = random.normal(0.0, value.std(), (len(value), count - value.shape[1]))
-    return np.concatenate([value, new.astype(value.dtype)], axis=1)
-
-
-def _rows(value: np.ndarray, units: np.ndarray | None, count: int) -> np.ndarray:
-    """[count, hidden] weights out of the units; new ones add nothing yet."""
-    if units is not None:
-        return value[units]
-    return np.pad(value, [(0, count - len(value)), (0, 0)])
+def _copy_layer(
+    source: Any, target: Any, again: bool, random: np.random.Generator
+) -> None:
+    """Copies a layer; one that is copied again adds nothing to the stream."""
+    outputs = [target.output_projector]
+    for attention in ("self_attention", "cross_attention")[: 1 + target.is_decoder]:
+        ours, theirs = getattr(target, attention), getattr(source, attention)
+        norm = f"{attention}_layer_norm"
+        _copy(getattr(source, norm), getattr(target, norm))
+        for role in ("query", "key", "value", "output"):
+            name = f"{role}_projector"
+            _copy(getattr(theirs, name), getattr(ours, name))
+        if ours.use_relative_attention_bias:
+            ours.relative_attention_bias.assign(theirs.relative_attention_bias)
+        outputs.append(ours.output_projector)
+    _copy(source.layer_norm, target.layer_norm)
+    names = ["input_projector", "gate_projector"][: 1 + source.use_gated_activation]
+    inner = [getattr(source, name).kernel.numpy() for name in names]
+    out = source.output_projector.kernel.numpy()
+    # Fewer units: the largest stay, in their order. More: new ones add nothing yet.
+    units = target.output_projector.kernel.shape[0]
+    sizes = np.prod([np.linalg.norm(kernel, axis=0) for kernel in inner], axis=0)
+    sizes *= np.linalg.norm(out, axis=1)
+    kept = np.sort(np.argsort(-sizes)[:units])
+    missing = max(0, units - len(sizes))
+    for name, kernel in zip(names, inner):
+        new = random.normal(0.0, kernel.std(), (len(kernel), missing))
+        kernel = np.concatenate([kernel[:, kept], new], axis=1)
+        getattr(target, name).kernel.assign(tf.cast(kernel, tf.float32))
+    target.output_projector.kernel.assign(np.pad(out[kept], [(0, missing), (0, 0)]))
+    for dense in outputs if again else ():
+        dense.kernel.assign(tf.zeros_like(dense.kernel))

@@ -1,26 +1,32 @@
 """Keras layers that other projects can import.
 
-Those of T5 need keras-nlp, and are imported when they are first used; the others need
+T5's need keras-nlp, and are imported when they are first used; the others need
 TensorFlow alone. `keras_choice` says on which Keras.
 """
 
+from typing import TYPE_CHECKING
+
+from tfdpsq import lazy
 from tfdpsq.keras_choice import keras  # noqa: F401  first: it says what is missing
 from tfdpsq.layers.folded import Folded
-from tfdpsq.layers.lora import (
-    LoRADense,
-    LoRAEinsumDense,
-    apply_lora,
-    merge_lora,
-    with_lora,
-)
-from tfdpsq.layers.of_t5 import __getattr__ as __getattr__
+from tfdpsq.layers.lora import LoRADense, LoRAEinsumDense, apply_lora, merge_lora
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
 from tfdpsq.layers.query_adapter import QueryAdapter, sampled_softmax
 from tfdpsq.layers.scale import Scale
 from tfdpsq.layers.seeded_dropout import SeededDropout, dropout_seed
 from tfdpsq.layers.soft_prompt import SoftPrompt
-from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.trained_part import train_only
+
+if TYPE_CHECKING:
+    from tfdpsq.layers.t5 import (
+        T5Backbone,
+        T5Config,
+        T5TransformerLayer,
+        build_encoder,
+        encoder_of,
+    )
+else:
+    __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
     "FirstTokenPooling",
@@ -42,5 +48,4 @@ __all__ = [
     "merge_lora",
     "sampled_softmax",
     "train_only",
-    "with_lora",
 ]

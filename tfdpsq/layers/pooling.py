@@ -11,7 +11,12 @@ from tfdpsq.validation import InputError
 
 
 class _Pooling(keras.layers.Layer):
-    """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D]."""
+    """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D].
+
+    A row of padding alone raises `InputError` if run eagerly. A graph cannot raise
+    under XLA, so there it gives zeros, with zero gradients: a wrong result, but never
+    a NaN that spreads to other rows.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         """Makes the layer; arguments are those of `keras.layers.Layer`."""
@@ -28,12 +33,25 @@ class _Pooling(keras.layers.Layer):
 
         Returns:
           [B, D] in the layer's compute dtype.
-
-        Raises:
-          InputError: shapes that do not fit each other; eagerly also a row
-            without a real token.
         """
-        return self._pooled(hidden, _real_tokens(hidden, mask))
+        if mask is None:
+            raise InputError("mask is None; give [B, L], non-zero at real tokens.")
+        mask = tf.convert_to_tensor(mask)
+        fits = hidden.shape.rank == 3 and mask.shape.rank == 2
+        if not fits or not hidden.shape[:2].is_compatible_with(mask.shape):
+            raise InputError(
+                f"hidden has shape {hidden.shape} and mask {mask.shape}; they must be "
+                "[B, L, D] and [B, L]."
+            )
+        real = tf.not_equal(mask, tf.zeros_like(mask))
+        if tf.executing_eagerly():
+            empty = tf.where(~tf.reduce_any(real, axis=1))
+            if len(empty):
+                raise InputError(
+                    f"row {int(empty[0, 0])} of the mask holds padding only; every "
+                    "text needs at least one token (an empty one has its EOS)."
+                )
+        return self._pooled(hidden, real)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
         """Returns no mask: the output has no token axis."""
@@ -48,16 +66,8 @@ class _Pooling(keras.layers.Layer):
 class MaskedMeanPooling(_Pooling):
     """Mean of the hidden states of real tokens; padding is ignored.
 
-    | a row of the mask  | result                                              |
-    |--------------------|-----------------------------------------------------|
-    | n ≥ 1 tokens       | mean of those n hidden states                       |
-    | padding only       | run eagerly: `InputError`; in a graph or XLA: zeros |
-
-    A graph cannot raise under XLA, so an empty row gives zeros there, with zero
-    gradients: a wrong result, but never a NaN that spreads to other rows.
-
-    The mean is computed in float32 under any global policy: a sum over hundreds of
-    tokens loses digits in bfloat16. Pass `dtype` to override this.
+    It is computed in float32 under any global policy, as a sum over hundreds of tokens
+    loses digits in bfloat16. Pass `dtype` to override this.
 
     Example:
       >>> hidden = tf.constant([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
@@ -76,8 +86,6 @@ class MaskedMeanPooling(_Pooling):
 class FirstTokenPooling(_Pooling):
     """Hidden state of the first token.
 
-    A row that holds only padding is handled as by `MaskedMeanPooling`.
-
     Example:
       >>> hidden = tf.constant([[[1.0, 2.0], [3.0, 4.0]]])
       >>> FirstTokenPooling()(hidden, mask=tf.constant([[1, 1]])).numpy()
@@ -86,30 +94,4 @@ class FirstTokenPooling(_Pooling):
 
     def _pooled(self, hidden: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
         there = tf.reduce_any(real, axis=1, keepdims=True)
-        first = hidden[:, 0]
-        return tf.where(there, first, tf.zeros_like(first))
-
-
-def _real_tokens(hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Returns where a token is real, [B, L] bool; raises the errors of `call`."""
-    if mask is None:
-        raise InputError("mask is None; give [B, L], non-zero at real tokens.")
-    mask = tf.convert_to_tensor(mask)
-    if (
-        hidden.shape.rank != 3
-        or mask.shape.rank != 2
-        or not hidden.shape[:2].is_compatible_with(mask.shape)
-    ):
-        raise InputError(
-            f"hidden has shape {hidden.shape} and mask {mask.shape}; they must be "
-            "[B, L, D] and [B, L]."
-        )
-    real = tf.not_equal(mask, tf.zeros_like(mask))
-    if tf.executing_eagerly():
-        empty = tf.where(~tf.reduce_any(real, axis=1))
-        if len(empty):
-            raise InputError(
-                f"row {int(empty[0, 0])} of the mask holds padding only; every "
-                "text needs at least one token (an empty one has its EOS)."
-            )
-    return real
+        return tf.where(there, hidden[:, 0], tf.zeros_like(hidden[:, 0]))

@@ -45,20 +45,14 @@ class QueryAdapter(keras.layers.Layer):
         self.projection: Any = None
 
     def build(self, input_shape: Any) -> None:
-        """Makes the matrix for embeddings [..., D].
-
-        Raises:
-          InputError: D is not known.
-        """
-        shape = tf.TensorShape(input_shape)
-        width = shape[-1] if shape.rank else None
-        if not width:
+        """Makes the matrix for embeddings [..., D]."""
+        if not input_shape[-1]:
             raise InputError(
-                f"embeddings have shape {shape}, without a static width above 0. Give "
-                "the model's input the shape (D,)."
+                f"embeddings have shape {tuple(input_shape)}, without a static width. "
+                "Give the model's input the shape (D,)."
             )
         self.projection = keras.layers.Dense(
-            width,
+            input_shape[-1],
             use_bias=False,
             kernel_initializer=keras.initializers.Identity(),
             dtype=self.dtype_policy,
@@ -105,20 +99,28 @@ def sampled_softmax(
       compiled with it loads with `compile=False`). Documents are [B, D], or
       [B, 1 + H, D]: the row's own, then its hard negatives, zeros for none. They are
       scaled to unit length; an own document of zeros has cosines of 0.
-
-    Raises:
-      InputError: negatives that are no [K, D] of finite numbers with a length above 0,
-        or a scale out of range. The function raises it for shapes that do not fit.
     """
     scale = float(in_range("scale", scale, 1e-3, 1e4))
+    vectors = np.asarray(negatives, np.float64)
+    if vectors.ndim != 2 or not vectors.size:
+        raise InputError(f"negatives have shape {vectors.shape}; give [K, D] numbers.")
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    for row in np.flatnonzero(~(np.isfinite(largest) & (largest > 0))):
+        raise InputError(f"row {row} of negatives is zero or not finite. Leave it out.")
     # An eager constant is an input of the compiled step, not a part of its program.
-    others = tf.constant(_checked(negatives))
+    others = _unit(tf.constant(vectors / largest, tf.float32))
+    width = others.shape[1]
 
     def losses(documents: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
         documents, queries = (tf.cast(v, tf.float32) for v in (documents, queries))
-        _require_shapes(documents, queries, others)
         if documents.shape.rank == 2:
             documents = documents[:, tf.newaxis]
+        if documents.shape[::2] != queries.shape or queries.shape[-1] != width:
+            raise InputError(
+                f"documents have shape {documents.shape} and queries {queries.shape}; "
+                f"give static shapes [B, {width}] or [B, 1 + H, {width}] of documents, "
+                f"and [B, {width}] of queries, as negatives have."
+            )
         none = tf.reduce_all(documents == 0, axis=-1)
         documents = _unit(documents)
         # [B, 1 + H + K], the own document first.
@@ -134,13 +136,8 @@ def sampled_softmax(
 
 def _with(vectors: tf.Tensor, own: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
     """Inner products of [B, D] with each row's own [B, H, D], then with all [K, D]."""
-    return tf.concat(
-        [
-            tf.reduce_sum(vectors[:, tf.newaxis] * own, axis=-1),
-            tf.matmul(vectors, others, transpose_b=True),
-        ],
-        axis=1,
-    )
+    by_row = tf.reduce_sum(vectors[:, tf.newaxis] * own, axis=-1)
+    return tf.concat([by_row, tf.matmul(vectors, others, transpose_b=True)], axis=1)
 
 
 def _unit(vectors: tf.Tensor) -> tf.Tensor:
@@ -149,48 +146,3 @@ def _unit(vectors: tf.Tensor) -> tf.Tensor:
     # Lengths do not change the result, so no gradient goes through this factor.
     vectors = tf.math.divide_no_nan(vectors, tf.stop_gradient(largest))
     return tf.math.l2_normalize(vectors, axis=-1)
-
-
-def _checked(negatives: Any) -> np.ndarray:
-    """Returns embeddings [K, D] of unit length, float32; refuses what is none."""
-    try:
-        vectors = np.asarray(negatives)
-    except (TypeError, ValueError) as error:  # rows of several lengths, symbols
-        raise InputError(
-            f"negatives are a {type(negatives).__name__} that is not an array "
-            f"({error}). Give [K, D] embeddings of public documents."
-        ) from None
-    if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind != "f":
-        raise InputError(
-            f"negatives are {vectors.dtype} of shape {vectors.shape}; they must be "
-            "[K, D] of float32, float64 or float16. Give embeddings of public "
-            "documents."
-        )
-    found = vectors.astype(np.float64)
-    largest = np.abs(found).max(axis=1, keepdims=True)
-    usable = (np.isfinite(largest) & (largest > 0))[:, 0]
-    if not usable.all():
-        row = int(np.flatnonzero(~usable)[0])
-        raise InputError(
-            f"row {row} of the negatives is all zeros or not finite, which has no "
-            "direction. Leave such documents out."
-        )
-    found = found / largest
-    found = found / np.linalg.norm(found, axis=1, keepdims=True)
-    return found.astype(np.float32)
-
-
-def _require_shapes(
-    documents: tf.Tensor, queries: tf.Tensor, others: tf.Tensor
-) -> None:
-    """Refuses shapes that broadcasting would hide, or a product name badly."""
-    width = others.shape[1]
-    fits = documents.shape.rank in (2, 3) and queries.shape.rank == 2
-    fits = fits and documents.shape[0] == queries.shape[0]
-    if not fits or {documents.shape[-1], queries.shape[-1]} != {width}:
-        raise InputError(
-            f"documents have shape {documents.shape} and queries {queries.shape}, but "
-            f"negatives have {width} dimensions. Give static shapes: documents "
-            f"[B, {width}], or [B, 1 + H, {width}] with hard negatives, and queries "
-            f"[B, {width}], all by one encoder."
-        )

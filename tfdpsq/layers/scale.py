@@ -21,42 +21,29 @@ class Scale(keras.layers.Layer):
     Example:
       >>> Scale(20.0)(tf.constant([1.0, 0.5])).numpy()
       array([20., 10.], dtype=float32)
-      >>> Scale(20.0, learned=True).log_scale.shape
-      TensorShape([])
 
     Attributes:
-      initial: the scale to begin with, 1/temperature.
+      initial: the scale to begin with, 1/temperature, above 0.
       learned: whether it is trained.
-      log_scale: the weight w, or `None` if the scale is fixed.
+      log_scale: the weight w, a scalar, or `None` if the scale is fixed.
     """
 
     def __init__(self, initial: float, learned: bool = False, **kwargs: Any) -> None:
-        """Makes the layer.
-
-        Args:
-          initial: the scale to begin with, 1/temperature.
-          learned: whether it is trained.
-          **kwargs: those of `keras.layers.Layer`.
-
-        Raises:
-          InputError: an initial scale that is not above 0.
-        """
+        """Makes the layer; other arguments are those of `keras.layers.Layer`."""
         kwargs.setdefault("dtype", "float32")
         super().__init__(**kwargs)
         self.initial, self.learned = positive("scale", initial), learned
         self.log_scale = None
         if learned:
+            start = keras.initializers.Constant(math.log(initial))
             self.log_scale = self.add_weight(
-                name="log_scale",
-                shape=[],
-                initializer=keras.initializers.Constant(math.log(initial)),
+                name="log_scale", shape=[], initializer=start
             )
 
     def call(self, scores: tf.Tensor) -> tf.Tensor:
         """Multiplies scores of any shape by the scale."""
-        if self.log_scale is None:
-            return self.initial * scores
-        return tf.exp(self.log_scale) * scores
+        scale = self.initial if self.log_scale is None else tf.exp(self.log_scale)
+        return scale * scores
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

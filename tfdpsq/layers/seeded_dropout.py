@@ -1,11 +1,11 @@
 """Dropout determined by a seed and by each row's place in the batch.
 
-A batch may be split: into the replicas' shares, or into rows that are embedded at a
-time. A row must lose the same units on every device, or the same training would end in
-different weights on different hardware. Each dropout therefore has one stream of random
-numbers for the whole batch, and every part reads the stretch of its own rows: Philox
-(Salmon et al. 2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) computes any stretch
-of its stream without those before it.
+A batch may be split into replicas' shares, or into rows that are embedded at a time. A
+row must lose the same units on every device, or the same training ends in different
+weights on different hardware. So each dropout has one stream of random numbers for the
+whole batch, and every part reads the stretch of its own rows: Philox (Salmon et al.
+2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) computes any stretch of its stream
+without those before it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,23 +33,30 @@ _KINDS: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
+def _within(variable: contextvars.ContextVar, value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 def dropout_seed(
     seed: tf.Tensor, part: tf.Tensor | int = 0, parts: int = 1
-) -> Iterator[None]:
-    """Makes this package's T5 layers draw dropout from the arguments alone.
+) -> contextlib.AbstractContextManager[None]:
+    """Makes this package's layers draw dropout from the arguments alone.
 
-    Inside the context, the n-th dropout call draws from the seed, n and the place of
-    its rows in the batch: the same calls in the same order drop the same units in
-    another run, on other devices, with XLA or without (except on TPUs, which derive
-    another key from the seed, and for seeds beyond 32 bits, of which XLA takes the
-    lower). A batch may be split into any number of equal parts, and its rows lose the
-    same units as unsplit. Each replica of a `tf.distribute.Strategy` has `parts` of
-    them, in the order of the replicas.
+    The n-th dropout call inside draws from the seed, n and the place of its rows in the
+    batch: the same calls in the same order drop the same units in another run, on other
+    devices, with XLA or without (except on TPUs, which derive another key from the
+    seed, and for seeds beyond 32 bits, of which XLA takes the lower). A batch split
+    into equal parts loses the same units as unsplit. Each replica of a
+    `tf.distribute.Strategy` has `parts` of them, in the order of the replicas.
 
     Args:
       seed: [2] integers, the same on all replicas.
       part: number of the part of this replica's rows, from 0, that the calls are on.
-        In every tensor that is dropped, rows are the first axis.
+        Rows are the first axis of every tensor that is dropped.
       parts: number of parts that this replica's rows are split into.
     """
     numbers = itertools.count()
@@ -58,27 +66,21 @@ def dropout_seed(
     # Once, not in each call: these are 230 operations where XLA compiles.
     words = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.cast(seed, tf.int64))
     key = tf.bitcast(words.key[0], tf.int64)
-    token = _NEXT.set(
-        lambda: tf.stack([key, tf.constant(next(numbers), tf.int64), place])
+    return _within(
+        _NEXT, lambda: tf.stack([key, tf.constant(next(numbers), tf.int64), place])
     )
-    try:
-        yield
-    finally:
-        _NEXT.reset(token)
 
 
-@contextlib.contextmanager
-def kinds_of_rows(counts: Sequence[int]) -> Iterator[None]:
-    """Declares that a part's rows come from several batches, one after the other.
+def given_seeds(seeds: tf.Tensor | None) -> contextlib.AbstractContextManager[None]:
+    """Makes the n-th dropout inside use row n of `seeds`; `None` changes nothing."""
+    if seeds is None:
+        return contextlib.nullcontext()
+    return _within(_NEXT, iter(tf.unstack(seeds)).__next__)
 
-    Args:
-      counts: number of a part's rows that come from each batch.
-    """
-    token = _KINDS.set(tuple(counts))
-    try:
-        yield
-    finally:
-        _KINDS.reset(token)
+
+def kinds_of_rows(counts: Sequence[int]) -> contextlib.AbstractContextManager[None]:
+    """Declares that a part's rows come from several batches, `counts` from each."""
+    return _within(_KINDS, tuple(counts))
 
 
 def current_kinds() -> tuple[int, ...]:
@@ -106,27 +108,23 @@ def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     Args:
       x: floating point, of a shape that XLA knows; rows first.
       rate: share of the elements that become zero, to within 2^-17.
-      seed: from `next_dropout_seed`.
+      seed: [3] from `next_dropout_seed`, or [2] for TensorFlow's stateless dropout.
 
     Returns:
       The same shape; kept elements are divided by 1 - rate.
     """
+    if seed.shape[0] == 2:
+        return tf.nn.experimental.stateless_dropout(x, rate=rate, seed=seed)
     shape = x.shape.as_list() if x.shape.is_fully_defined() else tf.shape(x)
-    with tf.name_scope("tfdpsq_keyed_draw"):  # by which `privacy.replay` knows it
+    with tf.name_scope("tfdpsq_keyed_draw"):  # which `privacy` looks for
         words = _words(dropout_masks.words_for(shape), seed)
     kept = dropout_masks.kept(words, rate, shape)
     return tf.where(kept, x / (1 - rate), tf.zeros_like(x))
 
 
 def _words(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
-    """Returns [*shape] uint32: this part's stretch of a dropout's stream(s).
-
-    Args:
-      shape: [rows, groups, 4].
-      seed: as of `dropped`.
-    """
+    """Returns [rows, groups, 4] uint32: this part's stretch of a dropout's stream."""
     (rows, groups, size), (_, call, part) = shape, tf.unstack(seed)
-    key = tf.bitcast(seed[:1], tf.uint64)
     kinds = current_kinds()
     found = []
     for kind, count in enumerate(kinds):
@@ -134,13 +132,13 @@ def _words(shape: Sequence[int | tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
         start = part * tf.cast(own, tf.int64) * tf.cast(groups, tf.int64)
         words = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[own, groups, size],
-            key=key,
+            key=tf.bitcast(seed[:1], tf.uint64),
             counter=tf.bitcast(tf.stack([start, call + kind * _CALLS]), tf.uint64),
             alg=tf.random.Algorithm.PHILOX.value,
             dtype=tf.uint32,
         )
         found.append(words)
-    return found[0] if len(found) == 1 else tf.concat(found, axis=0)
+    return tf.concat(found, axis=0)
 
 
 @keras.utils.register_keras_serializable("tfdpsq")
@@ -158,15 +156,7 @@ class SeededDropout(keras.layers.Dropout):
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Applies dropout as `keras.layers.Dropout` does.
-
-        Args:
-          inputs: any shape.
-          training: whether anything is dropped.
-
-        Returns:
-          The same shape.
-        """
+        """Drops as `keras.layers.Dropout` does; any shape."""
         seed = next_dropout_seed() if training and self.rate else None
         if seed is None:
             return super().call(inputs, training=training)

@@ -18,10 +18,7 @@ from tfdpsq.keras_choice import keras
 
 @keras.utils.register_keras_serializable("tfdpsq")
 class SoftPrompt(keras.layers.Layer):
-    """Puts trained vectors before every text of a batch.
-
-    It lengthens texts instead of overwriting placeholders that a caller would have to
-    leave room for: no caller can forget them, and no token is ever lost.
+    """Puts trained vectors before every text of a batch; no token is ever lost.
 
     The vectors are the table of an inner Keras `Embedding`, of which every text looks
     up all rows, so the per-example rule for embeddings covers them. They are float32
@@ -34,20 +31,12 @@ class SoftPrompt(keras.layers.Layer):
       (TensorShape([2, 8, 16]), TensorShape([2, 8]))
 
     Attributes:
-      length: number of vectors.
+      length: number of vectors, at least 1.
       embedding: the layer that holds them.
     """
 
     def __init__(self, length: int, **kwargs: Any) -> None:
-        """Makes the layer.
-
-        Args:
-          length: number of vectors, at least 1.
-          **kwargs: those of `keras.layers.Layer`.
-
-        Raises:
-          InputError: length below 1.
-        """
+        """Makes the layer; other arguments are those of `keras.layers.Layer`."""
         super().__init__(**kwargs)
         self.length = validation.positive_integer("soft prompt length", length)
 
@@ -72,29 +61,14 @@ class SoftPrompt(keras.layers.Layer):
     def call(
         self, embedded: tf.Tensor, padding_mask: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Prepends the vectors.
-
-        Args:
-          embedded: [B, L, D] floating point.
-          padding_mask: [B, L] integers, 1 for real tokens.
-
-        Returns:
-          ([B, length + L, D], the mask [B, length + L]).
-        """
+        """Prepends to [B, L, D] floats, and to their mask [B, L], 1 for real tokens."""
         rows = embedded.shape[0] or tf.shape(embedded)[0]
         ids = tf.tile(tf.range(self.length)[tf.newaxis], [rows, 1])
         prompted = tf.concat([self.embedding(ids), embedded], axis=1)
         return prompted, self.extend_mask(padding_mask)
 
     def extend_mask(self, padding_mask: tf.Tensor) -> tf.Tensor:
-        """Returns the mask of the texts with the prompt before them.
-
-        Args:
-          padding_mask: [B, L] integers or booleans, 1 for real tokens.
-
-        Returns:
-          [B, length + L], 1 for the prompt; integers.
-        """
+        """Returns the mask [B, length + L] for one of [B, L], integers."""
         if padding_mask.dtype == tf.bool:
             padding_mask = tf.cast(padding_mask, tf.int32)
         return tf.pad(padding_mask, [[0, 0], [self.length, 0]], constant_values=1)

@@ -1,6 +1,6 @@
 """Fast softmax losses over many scores on processors.
 
-On processors `tf.reduce_logsumexp` takes three times, and
+There `tf.reduce_logsumexp` takes three times, and
 `tf.nn.sparse_softmax_cross_entropy_with_logits` eight times as long as `tf.nn.softmax`,
 which has a kernel of its own. Here that softmax gives the loss, and is kept for the
 gradient.
@@ -50,13 +50,14 @@ def cross_entropy(ids: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def losses(scores: Any) -> Any:
         best, more, probabilities = _best(scores)
+        own = tf.gather(scores, ids, batch_dims=ids.shape.rank)
 
         def gradient(upstream: Any) -> Any:
             ones = tf.one_hot(ids, scores.shape[-1], dtype=scores.dtype)
             return (probabilities - ones) * upstream[..., tf.newaxis]
 
         # The difference first: large scores leave a sum few digits.
-        return (best - _at(scores, ids)) + more, gradient
+        return (best - own) + more, gradient
 
     return losses(scores)
 
@@ -70,7 +71,3 @@ def _best(scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     # Maxima, not values at the best place: XLA fuses them, and writes no probabilities.
     highest = tf.reduce_max(probabilities, axis=-1)
     return tf.reduce_max(scores, axis=-1), -tf.math.log(highest), probabilities
-
-
-def _at(values: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    return tf.gather(values, ids, batch_dims=ids.shape.rank)

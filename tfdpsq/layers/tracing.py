@@ -16,16 +16,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: _Function) -> _Function:
-    """Decorates a function so that autograph leaves it, and all it calls, as it is.
+    """Decorates a function that branches on no tensor, so that autograph leaves it.
 
     Unlike `tf.autograph.experimental.do_not_convert` alone it keeps the signature that
     Keras reads to see which arguments a layer's `call` takes.
-
-    Args:
-      function: a function or method; it must not branch on a tensor.
-
-    Returns:
-      The same function, decorated.
     """
     return tf.__internal__.decorator.make_decorator(
         function, tf.autograph.experimental.do_not_convert(function)

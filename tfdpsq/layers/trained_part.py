@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdpsq import validation
-from tfdpsq.keras_choice import keras, require_keras_2, require_own
+from tfdpsq.keras_choice import is_keras_2, keras, require_keras_2
+from tfdpsq.validation import InputError
 
 
 def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
@@ -34,28 +34,20 @@ def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
       once, at its first path.
 
     Raises:
-      InputError: no patterns, or one that matches no trainable weight; the message
-        lists some paths. The model is then unchanged.
+      InputError: Keras 3, or a pattern that matches no trainable weight. The model is
+        then unchanged.
     """
-    require_keras_2("train_only")
-    require_own("model", model)
+    require_keras_2("train_only", model)
     first: dict[int, str] = {}
-    owners: dict[int, list[keras.layers.Layer]] = {}
-    for path, weight, layer in _walk(model):
+    found = list(trainable_weights(model))
+    for path, weight, _ in found:
         first.setdefault(id(weight), path)
-        owners.setdefault(id(weight), []).append(layer)
     paths = list(first.values())
-    require_matches(
-        "trained",
-        patterns,
-        paths,
-        "trainable weight",
-        "['*layer_norm*'], or ['*'] for all weights",
-    )
+    require_matches("trained", patterns, paths, "trainable weight", "['*norm*']")
     kept = {number for number, path in first.items() if matches(path, patterns)}
-    for number in first.keys() - kept:
-        for layer in owners[number]:
-            _freeze(layer, number)
+    for _, weight, layer in found:
+        if id(weight) not in kept:
+            freeze_weights(layer, weight)
     return [path for number, path in first.items() if number in kept]
 
 
@@ -67,40 +59,32 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 def require_matches(
     name: str, patterns: Sequence[str], paths: Sequence[str], what: str, example: str
 ) -> None:
-    """Checks that there are patterns and that each matches a path.
-
-    Args:
-      name: name of the setting that holds them, for the message.
-      patterns: the setting's value.
-      paths: all paths.
-      what: what a path leads to, such as "trainable weight", for the message.
-      example: a valid value, for the message.
-
-    Raises:
-      InputError: no patterns, text instead of a list, or a pattern without a match;
-        the message lists some paths.
-    """
+    """Requires a list of patterns each of which matches a path."""
     if isinstance(patterns, str) or not patterns:
-        raise validation.InputError(
-            f"{name} is {patterns!r}; give a list of patterns, such as {example}."
-        )
+        raise InputError(f"{name} is {patterns!r}; give patterns, such as {example}.")
     for pattern in patterns:
         if not any(matches(path, [pattern]) for path in paths):
-            shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
-            raise validation.InputError(
+            some = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+            raise InputError(
                 f"{name} holds {pattern!r}, which matches no {what}. There are "
-                f"{len(paths)}: {shown or 'none'}."
+                f"{len(paths)}: {some or 'none'}."
             )
 
 
-def _freeze(layer: keras.layers.Layer, number: int) -> None:
-    """Makes a layer's own weight non-trainable, by its `id`."""
-    trained = layer._trainable_weights
-    place = [id(weight) for weight in trained].index(number)
-    layer._non_trainable_weights.append(trained.pop(place))
+def freeze_weights(layer: keras.layers.Layer, only: tf.Variable | None = None) -> None:
+    """Makes a layer's own weights, or one, non-trainable; not its `trainable`."""
+    if is_keras_2():
+        trained, frozen = layer._trainable_weights, layer._non_trainable_weights
+    else:
+        trained, frozen = layer._trainable_variables, layer._non_trainable_variables
+    for weight in [w for w in trained if only is None or w is only]:
+        if not is_keras_2():
+            weight.trainable = False
+        frozen.append(weight)
+        del trained[[id(w) for w in trained].index(id(weight))]
 
 
-def _walk(
+def trainable_weights(
     layer: keras.layers.Layer, path: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, tf.Variable, keras.layers.Layer]]:
     """Yields (path, weight, layer) for every trainable weight, each layer once."""
@@ -111,4 +95,4 @@ def _walk(
     for weight in layer._trainable_weights:
         yield f"{path}{weight.name.split('/')[-1].split(':')[0]}", weight, layer
     for child in layer._flatten_layers(recursive=False, include_self=False):
-        yield from _walk(child, f"{path}{child.name}/", seen)
+        yield from trainable_weights(child, f"{path}{child.name}/", seen)

@@ -15,50 +15,36 @@ import tensorflow as tf
 
 from tfdpsq.layers import dropout_seed
 from tfdpsq.retriever.losses import Embeddings
-from tfdpsq.retriever.model import TwoTower
-from tfdpsq.validation import InputError, positive_integer
+from tfdpsq.validation import InputError
 
 
 def cached_gradients(
-    model: TwoTower,
+    model: tf.keras.Model,
     batch: Mapping[str, tf.Tensor],
     variables: Sequence[tf.Variable],
     rows: int,
-    training: bool = True,
-    seed: tf.Tensor | None = None,
+    seed: tf.Tensor,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Computes the batch's summed loss and its gradient, some rows at a time.
 
-    Both passes apply the same dropout (`layers.dropout_seed`), so the gradient is that
-    of the returned loss; with the same seed it is the dropout of a single pass. In a
-    replica of a `tf.distribute.Strategy` both are those of the replica's rows among all
-    rows.
+    Both passes apply the dropout that `layers.dropout_seed` gives a single pass. In a
+    replica of a `tf.distribute.Strategy` loss and gradient are those of the replica's
+    rows among all rows.
 
     Args:
-      model: the retriever.
+      model: a `TwoTower`.
       batch: B rows, as `TwoTower.per_example_losses` takes, B static.
-      variables: to differentiate by.
-      rows: how many rows are encoded at a time; it divides B.
-      training: whether dropout is on.
-      seed: [2] integers, of dropout, the same on all replicas; `None` draws one.
-
-    Returns:
-      The sum of `per_example_losses`, a scalar, and a dense gradient for each variable.
+      variables: to differentiate by; each gets a dense gradient.
+      rows: how many rows are encoded at a time.
+      seed: [2] integers, of dropout, the same on all replicas.
 
     Raises:
-      InputError: `rows` does not divide the batch, or is below 1.
+      InputError: `rows` does not divide the batch.
     """
-    positive_integer("rows", rows)
     total = batch["weights"].shape[0]
     if total is None or total % rows:
         raise InputError(
-            f"{rows} rows at a time do not divide a batch of {total}. Choose a divisor "
-            "of the batch size."
-        )
-    if "document_vectors" in batch:
-        raise InputError(
-            "the batch holds documents' embeddings, which need no parts: embed all "
-            "rows at once."
+            f"{rows} rows at a time do not divide a batch of {total}. Give a divisor."
         )
     # The texts; what else a batch holds concerns the loss.
     parts = {
@@ -66,13 +52,11 @@ def cached_gradients(
         for name, values in batch.items()
         if name.endswith(("_ids", "_lengths"))
     }
-    if seed is None:  # drawn once, so that both passes drop the same
-        seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
 
     def encode(number: tf.Tensor) -> list[tf.Tensor]:
         with dropout_seed(seed, number, total // rows):
             part = {name: values[number] for name, values in parts.items()}
-            found = model.encode(part, training)
+            found = model.encode(part, training=True)
         return [values for values in found if values is not None]
 
     width = model.config.embedding_dim
@@ -98,13 +82,8 @@ def embed_in_parts(
 ) -> list[tf.Tensor]:
     """Embeds parts one after the other: in parallel all would be in memory.
 
-    Args:
-      encode: maps a part's number to its embeddings, one tensor for each kind of text.
-      parts: how many there are.
-      shapes: of those tensors.
-
-    Returns:
-      [parts, *shape] for each shape.
+    `encode` maps a part's number to its embeddings, of `shapes`, one for each kind of
+    text. Returns [parts, *shape] for each shape.
     """
     return tf.map_fn(
         encode,
@@ -122,18 +101,11 @@ def pull_back(
     first: tf.Tensor | int = 0,
     end: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
-    """Adds what comes back through embeddings, embedding the parts again.
+    """Adds what comes back through embeddings to `direct`, embedding the parts again.
 
-    Args:
-      encode: as for `embed_in_parts`, under the same dropout.
-      wanted: the gradient by each result of that, of its shape.
-      variables: to differentiate by.
-      direct: for each variable, what to add to.
-      first: the first part that matters.
-      end: the part after the last one that does; `None` for all.
-
-    Returns:
-      For each variable its gradient, dense.
+    `encode` is as for `embed_in_parts`, under the same dropout; `wanted` are the
+    gradients by its results, and `direct` a dense one for each variable. Only the parts
+    from `first` to before `end` matter.
     """
     parts = wanted[0].shape[0]
 

@@ -12,8 +12,9 @@ for neighbouring data sets of which one is the other plus one pair:
 | `microbatch` | that of a group's summed losses | 2·C | Poisson, then dealt to groups |
 | `public_negatives` | that of a row's loss among public documents | C | Poisson |
 
-The losses are in `direct_losses`. Each function here has the derivation, and the
-tests search for neighbours that come near the bound and beyond none.
+Each function below has the derivation, and the tests search for neighbours that come
+near the bound and beyond none. The losses follow; `naive` embeds n texts for each of a
+batch's n rows, so it differentiates itself, a row after the other.
 
 Source: Carranza et al. 2024 (`naive`, their direct DP-SGD baseline); `microbatch` and
 `public_negatives` are ours.
@@ -21,7 +22,24 @@ Source: Carranza et al. 2024 (`naive`, their direct DP-SGD baseline); `microbatc
 
 from __future__ import annotations
 
-from tfdpsq.validation import positive_integer
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.layers import Folded, dropout_seed
+from tfdpsq.layers.replicated import Replicated
+from tfdpsq.retriever.caching import dense, embed_in_parts, pull_back
+from tfdpsq.retriever.losses import Embeddings, group_losses, public_losses
+from tfdpsq.retriever.model import Batch, TwoTower, embed
+from tfdpsq.validation import InputError, positive_integer
+
+# Maps coefficients [B] of losses, and variables, to the gradient of their sum.
+Gradient = Callable[[tf.Tensor, Sequence[tf.Variable]], list[tf.Tensor]]
+
+# Public documents embedded at a time.
+_CHUNK = 128
 
 METHODS = ("naive", "microbatch", "public_negatives")
 
@@ -55,9 +73,8 @@ def naive_sensitivity_multiplier(max_batch_size: int) -> int:
     count, 2C, and the others 2(n − 1)C.
 
     What a row's loss reads besides the batch, its `positive_keys`, must be known from
-    the row alone. So train on one pair a query, as `BeirDirectory.pairs` gives, without
-    `encode_pairs`'s `positives`: those it finds among the *other* pairs, so that a pair
-    would change rows of batches that it is not in.
+    the row alone. `encode_pairs` reads the *other* pairs for it: a pair would change
+    rows of batches that it is not in.
 
     Args:
       max_batch_size: n, the most pairs a batch can hold.
@@ -139,3 +156,269 @@ def public_negatives_sensitivity_multiplier() -> int:
       1.
     """
     return 1
+
+
+class NaiveLosses:
+    """Each row's in-batch softmax loss, which differentiates itself.
+
+    With embeddings q_i and d_j, row i's gradient is
+
+        ∂ℓ_i = Σ_j (∂ℓ_i/∂d_j) ∂d_j + (∂ℓ_i/∂q_i) ∂q_i   (and by a learned scale).
+
+    So all texts are embedded once, a few at a time; then, for each row, documents are
+    embedded again, a few at a time, and what the row's loss wants of them is pulled
+    back. In memory are the activations of a few texts and one gradient of the weights'
+    size, however large the batch. Both passes apply the same dropout, which is drawn by
+    `layers`.
+    """
+
+    def __init__(self, model: TwoTower, rows: int):
+        """Takes the model, and the number of texts to embed at a time.
+
+        Where `rows` does not divide a batch, the largest number below it that does.
+
+        Raises:
+          InputError: a bidirectional model, for which the sensitivity is not derived;
+            rows below 1.
+        """
+        _one_direction(model, "naive")
+        self._model, self._rows = model, positive_integer("rows", rows)
+        # Draws nothing: private training gives it keys that a resumed run repeats.
+        self._draws = tf.keras.layers.Dropout(0.0)
+        self.layers = [model, self._draws]
+
+    def __call__(self, batch: Batch) -> tuple[tf.Tensor, Gradient]:
+        """Returns [B] losses in nats, and the function that differentiates them.
+
+        The batch is as `TwoTower.per_example_losses` takes it, B static.
+        """
+        model, size = self._model, batch["weights"].shape[0]
+        at_a_time = max(n for n in range(1, self._rows + 1) if size % n == 0)
+        seeds = dict(zip(("query", "document"), tf.unstack(_seeds_of(self._draws))))
+        width = model.config.embedding_dim
+        found = {}
+        for side, seed in seeds.items():
+            encode = _encoder_of_parts(model, batch, side, seed, at_a_time)
+            shapes = [[at_a_time, width]]
+            (vectors,) = embed_in_parts(encode, size // at_a_time, shapes)
+            found[side] = tf.reshape(vectors, [size, width])
+
+        real = batch["weights"] > 0
+
+        def losses_of(vectors: dict[str, tf.Tensor], counted: tf.Tensor) -> tf.Tensor:
+            queries, documents = vectors["query"], vectors["document"]
+            # In the products of the backward pass 0 · NaN would be NaN: another row's
+            # query, or padding, would cost a row its gradient.
+            queries = tf.where(counted[:, tf.newaxis], queries, 0.0)
+            documents = tf.where(real[:, tf.newaxis], documents, 0.0)
+            return group_losses(
+                tf.matmul(model.scaled(queries), documents, transpose_b=True),
+                batch,
+                false_negatives=model.config.false_negatives,
+            )
+
+        def gradient(coefficients: Any, variables: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(found)
+                losses = losses_of(found, coefficients != 0)
+                losses = tf.where(coefficients != 0, losses, 0.0)
+                total = tf.reduce_sum(coefficients * losses)
+            wanted, direct = tape.gradient(total, (found, list(variables)))
+            sums = [dense(g, v) for g, v in zip(direct, variables)]
+            for side, seed in seeds.items():
+                if side == "document" and model.documents_frozen:
+                    continue
+                # A row's loss reads every real document, and one query: alone, since
+                # in a part of several 0 · NaN would be NaN, again.
+                rows, counts = at_a_time, real
+                if side == "query":
+                    rows, counts = 1, coefficients != 0
+                encode = _encoder_of_parts(model, batch, side, seed, rows)
+                parts = tf.reshape(wanted[side], [-1, rows, width])
+                first, end = _range_of(tf.reshape(counts, [-1, rows]))
+                sums = pull_back(encode, [parts], variables, sums, first, end)
+            return sums
+
+        return losses_of(found, real), gradient
+
+
+def _seeds_of(draws: tf.keras.layers.Layer) -> tf.Tensor:
+    """[2, 2] int64: of the queries' and of the documents' dropout, by a layer's key."""
+    seed = draws._random_generator.make_seed_for_stateless_op()
+    if seed is None:  # Keras draws from TensorFlow's global generator
+        seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
+    return tf.stack([seed, seed + tf.constant([0, 1], tf.int64)])
+
+
+def _encoder_of_parts(
+    model: TwoTower, batch: Batch, side: str, seed: tf.Tensor, rows: int
+) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+    """Returns a function that embeds part n of a side, with the same dropout always."""
+    encode = model.encode_queries if side == "query" else model.encode_documents
+
+    def embedded(number: tf.Tensor) -> list[tf.Tensor]:
+        ids, lengths = (batch[f"{side}_{what}"] for what in ("ids", "lengths"))
+        # tf.slice, not [a:b]: its size is static, which XLA insists on.
+        ids = tf.slice(ids, [number * rows, 0], [rows, ids.shape[1]])
+        lengths = tf.slice(lengths, [number * rows], [rows])
+        with dropout_seed(seed, number, parts=0):  # replicas have the same rows
+            return [encode(ids, lengths, training=True)]
+
+    return embedded
+
+
+def _range_of(counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The first row of [parts, rows] bool with a True in it, and one past the last."""
+    parts = counts.shape[0]
+    some, numbers = tf.reduce_any(counts, axis=1), tf.range(parts)
+    first = tf.reduce_min(tf.where(some, numbers, parts))
+    return first, tf.reduce_max(tf.where(some, numbers + 1, 0))
+
+
+class GroupLosses:
+    """Each row's softmax loss among the rows of its group, neighbours in the batch."""
+
+    def __init__(self, model: TwoTower, capacity: int):
+        """Takes the model, and the rows of a group: the plan's `group_capacity`."""
+        self._model, self.layers = model, [model]
+        self._capacity = positive_integer("capacity", capacity)
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """[B] losses in nats; the groups are rows [0, c), [c, 2c), …, c dividing B."""
+
+        def by_group(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, [-1, self._capacity, *values.shape[1:]])
+
+        model = self._model
+        queries, documents, _ = model.encode(batch, training=True)
+        queries, documents = by_group(model.scaled(queries)), by_group(documents)
+        losses = group_losses(
+            tf.matmul(queries, documents, transpose_b=True),
+            {name: by_group(values) for name, values in batch.items()},
+            model.config.bidirectional,
+            model.config.false_negatives,
+        )
+        return tf.reshape(losses, batch["weights"].shape)
+
+
+class PublicNegatives:
+    """Losses among documents of the public corpus, and those documents.
+
+    Call `refresh` before every step. Which documents are drawn follows from `seed` and
+    the step's number; neither is secret. `state` are the variables that hold them, to
+    be kept with the weights; `layers` are what runs.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        corpus: Mapping[str, np.ndarray],
+        count: int,
+        seed: int,
+        refresh_every: int = 1,
+    ):
+        """Draws nothing yet.
+
+        Args:
+          model: the model to be trained.
+          corpus: `encode_documents` of public documents. Never only of those that
+            occur in the private pairs.
+          count: K, negatives of a step.
+          seed: of the draws.
+          refresh_every: steps for which negatives stay, with the embeddings they had.
+
+        Raises:
+          InputError: a number below 1, more negatives than documents, or a
+            bidirectional model: the other queries are private.
+        """
+        _one_direction(model, "public_negatives")
+        positive_integer("negatives", count)
+        self._every = positive_integer("refresh_every", refresh_every)
+        total = len(corpus["document_key"])
+        if count > total:
+            raise InputError(
+                f"negatives is {count}, but there are {total} public documents. Take "
+                f"at most {total}."
+            )
+        self._model, self._corpus, self._seed = model, corpus, seed
+        self._folded = Folded(model.document_tower)
+        self.layers = [model, self._folded]
+        self._embeddings = tf.Variable(
+            tf.zeros([count, model.config.embedding_dim]), trainable=False
+        )
+        self._keys = tf.Variable(tf.fill([count], tf.int64.min), trainable=False)
+        self.state = [self._embeddings, self._keys]
+        self._embed = Replicated(model.encode_documents)
+        # What training leaves as it is is embedded once.
+        frozen = model.documents_frozen
+        self._vectors = self._embedded(np.arange(total)) if frozen else None
+
+    def refresh(self, step: int) -> None:
+        """Sets the negatives of a step, number `step`, from the weights before it."""
+        draw, stale = divmod(step, self._every)
+        if stale:
+            return
+        random = np.random.default_rng([self._seed, draw])
+        chosen = random.choice(
+            len(self._corpus["document_key"]), self._keys.shape[0], replace=False
+        )
+        self._keys.assign(self._corpus["document_key"][chosen])
+        vectors = self._vectors
+        self._embeddings.assign(
+            self._embedded(chosen) if vectors is None else vectors[chosen]
+        )
+
+    def _embedded(self, chosen: np.ndarray) -> np.ndarray:
+        batches = [
+            [self._corpus[f"document_{what}"][part] for what in ("ids", "lengths")]
+            for part in np.split(chosen, list(range(_CHUNK, len(chosen), _CHUNK)))
+        ]
+        together = self._embed.at_a_time
+        return np.concatenate(
+            [
+                found.numpy()
+                for start in range(0, len(batches), together)
+                for found in self._embed(batches[start : start + together])
+            ]
+        )
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """[B] losses in nats, of a batch as `TwoTower.per_example_losses` takes.
+
+        A row's hard negatives, if there are any, must follow from its own query and
+        public data; no other row looks at them.
+        """
+        model, negatives = self._model, None
+        if "document_vectors" in batch:
+            documents = batch["document_vectors"]
+            negatives = batch.get("negative_vectors")
+        elif "negative_ids" not in batch:
+            documents = model.encode_documents(
+                batch["document_ids"], batch["document_lengths"], training=True
+            )
+        else:
+            # As one example's texts, so that the engine clips them together.
+            ids, lengths = (
+                tf.concat(
+                    [batch[f"document_{n}"][:, tf.newaxis], batch[f"negative_{n}"]], 1
+                )
+                for n in ("ids", "lengths")
+            )
+            training = not model.documents_frozen
+            folded = embed(self._folded, ids, lengths, training=training)
+            documents, negatives = folded[:, 0], folded[:, 1:]
+        return public_losses(
+            Embeddings(model.embed_queries(batch, True), documents, negatives),
+            batch,
+            model.scaled,
+            self._embeddings,
+            self._keys,
+        )
+
+
+def _one_direction(model: TwoTower, method: str) -> None:
+    if model.config.bidirectional:
+        raise InputError(
+            f"bidirectional is True, but {method} is derived for queries that look for "
+            "documents. Set bidirectional to False."
+        )

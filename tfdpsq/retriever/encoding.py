@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from tfdpsq.data.rows import RowStore, write_rows
+from tfdpsq.data.tokenization import Tokenizer
 from tfdpsq.layers.replicated import Replicated
-from tfdpsq.retriever.model import TwoTower
+from tfdpsq.retriever.model import TwoTower, embed
 from tfdpsq.validation import InputError, one_of, positive_integer
 
 # Batches that are sorted by length together, so that padding is little. The
@@ -19,22 +22,17 @@ from tfdpsq.validation import InputError, one_of, positive_integer
 _WINDOW = 16
 # Texts at a time on a processor, where the layers' results then stay in its cache.
 CPU_ROWS = 32
-
-
-class Encodes(Protocol):
-    """The tokenizer interface that encoding needs."""
-
-    def encode(self, texts: Sequence[str], length: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """[B] strings to ids [B, length] and lengths [B], both int32."""
+# Rows of a frozen model at a time.
+_FROZEN = 128
+_TOKENS = ("ids", "lengths")
 
 
 class Embedder:
     """Embeds texts in batches of one size, by a function compiled once.
 
     Texts of like length share a batch, which is cut to its longest text; padding
-    never changes an embedding (beyond rounding, below 1e-6). Without `trim` every batch
-    has the full length, and no text changes another's embedding, to the last bit. So it
-    has under XLA, as each new shape would compile again. In a strategy's scope, which
+    never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
+    the full length, as each new shape would compile again. In a strategy's scope, which
     the model was made in, each replica embeds batches of its own. On a processor,
     without XLA, a batch is at most 32 texts, which stay in the cache.
     """
@@ -42,11 +40,10 @@ class Embedder:
     def __init__(
         self,
         model: TwoTower,
-        tokenizer: Encodes,
+        tokenizer: Tokenizer,
         kind: str,
         batch_size: int = 128,
         jit_compile: bool = False,
-        trim: bool = True,
     ):
         """Makes the function.
 
@@ -56,19 +53,16 @@ class Embedder:
           kind: "query" or "document": the tower, and the length texts are cut to.
           batch_size: texts at a time.
           jit_compile: compile with XLA.
-          trim: cut each batch to its longest text.
-
-        Raises:
-          InputError: unknown kind, or batch_size below 1.
         """
-        one_of("kind", kind, ("query", "document"))
+        is_query = one_of("kind", kind, ("query", "document")) == "query"
         self._batch_size = positive_integer("batch_size", batch_size)
-        is_query = kind == "query"
         config = model.config
         self._width = config.embedding_dim
         self._length = config.query_length if is_query else config.document_length
         self._tokenizer = tokenizer
-        self._rows = _rows_of(batch_size, jit_compile)
+        tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+        cpu = not (jit_compile or tpu or tf.config.list_physical_devices("GPU"))
+        self._rows = min(batch_size, CPU_ROWS) if cpu else batch_size
         length = self._length if jit_compile else None
         self._embed = Replicated(
             model.encode_queries if is_query else model.encode_documents,
@@ -78,230 +72,136 @@ class Embedder:
             ],
             jit_compile,
         )
-        self._trim = trim and not (jit_compile or self._embed.static)
-
-    def windows(
-        self, texts: Iterable[str], done: Callable[[int], Any] | None = None
-    ) -> Iterator[np.ndarray]:
-        """Embeds texts as they stream by, 16 batches at a time.
-
-        Args:
-          texts: N of them.
-          done: called with the number of texts of every batch, for a progress bar.
-
-        Yields:
-          [at most 16 batches, D] float32 of unit length, in the order of the texts. No
-          text is taken from the stream before its window is wanted.
-        """
-        stream = iter(texts)
-        while window := list(itertools.islice(stream, self._batch_size * _WINDOW)):
-            ids, lengths = (
-                np.asarray(a) for a in self._tokenizer.encode(window, self._length)
-            )
-            vectors = np.empty([len(window), self._width], np.float32)
-            batches = _batches(ids, lengths, self._rows, self._trim)
-            while together := list(itertools.islice(batches, self._embed.at_a_time)):
-                found = self._embed([given for _, *given in together])
-                for (rows, *_), embedded in zip(together, found):
-                    vectors[rows] = embedded.numpy()[: len(rows)]
-                    if done is not None:
-                        done(len(rows))
-            yield vectors
+        self._trim = not (jit_compile or self._embed.static)
 
     def chunks(
         self,
-        documents: Iterable[tuple[str, str]],
-        rows: int,
+        texts: Iterable[tuple[str, str]],
+        rows: int = 1,
         done: Callable[[int], Any] | None = None,
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Embeds documents with their ids, more at a time than `windows`.
+        """Embeds texts as they stream by.
 
         Args:
-          documents: (id, text).
-          rows: at least so many at a time, and at most 16 batches more; but the last.
-          done: as for `windows`.
+          texts: (id, text).
+          rows: yield at least this many at a time, and at most 16 batches more.
+          done: called with the number of texts of every batch, for a progress bar.
 
         Yields:
-          n ids and embeddings [n, D].
+          n ids, and embeddings [n, D] float32 of unit length, in the order of the
+          texts.
         """
-        positive_integer("rows", rows)
+        stream = iter(texts)
         ids: list[str] = []
-
-        def texts() -> Iterator[str]:
-            for identifier, text in documents:
-                ids.append(identifier)
-                yield text
-
         held: list[np.ndarray] = []
-        for vectors in self.windows(texts(), done):
-            held.append(vectors)
+        while window := list(itertools.islice(stream, self._batch_size * _WINDOW)):
+            ids += [name for name, _ in window]
+            held.append(self._window([text for _, text in window], done))
             if len(ids) >= rows:
-                yield list(ids), np.concatenate(held)
-                ids.clear()
-                held = []
+                yield ids, np.concatenate(held)
+                ids, held = [], []
         if held:
-            yield list(ids), np.concatenate(held)
+            yield ids, np.concatenate(held)
+
+    def _window(
+        self, texts: list[str], done: Callable[[int], Any] | None
+    ) -> np.ndarray:
+        """Embeds 16 batches of texts, sorted by length."""
+        ids, lengths = (
+            np.asarray(a) for a in self._tokenizer.encode(texts, self._length)
+        )
+        vectors = np.empty([len(texts), self._width], np.float32)
+        # Longest first: memory is at its peak, and fails if it must, at once.
+        order = np.argsort(-lengths, kind="stable")
+        batches = [
+            order[start : start + self._rows]
+            for start in range(0, len(order), self._rows)
+        ]
+        together = self._embed.at_a_time
+        for first in range(0, len(batches), together):
+            some = batches[first : first + together]
+            found = self._embed([self._padded(ids, lengths, rows) for rows in some])
+            for rows, embedded in zip(some, found):
+                vectors[rows] = embedded.numpy()[: len(rows)]
+                if done is not None:
+                    done(len(rows))
+        return vectors
+
+    def _padded(
+        self, ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+    ) -> list[tf.Tensor]:
+        # A short last batch is filled by repeating its first text.
+        filled = np.concatenate([rows, np.repeat(rows[:1], self._rows - len(rows))])
+        width = int(lengths[filled].max()) if self._trim else ids.shape[1]
+        return [
+            tf.constant(ids[filled, :width], tf.int32),
+            tf.constant(lengths[filled], tf.int32),
+        ]
 
 
 def encode_texts(
     model: TwoTower,
     texts: Iterable[str],
-    tokenizer: Encodes,
+    tokenizer: Tokenizer,
     kind: str,
     batch_size: int = 128,
-    total: int | None = None,
     progress: bool = True,
     jit_compile: bool = False,
 ) -> np.ndarray:
-    """Embeds texts that are few enough for memory; see `Embedder`.
-
-    Args:
-      model: the retriever.
-      texts: N of them, streamed.
-      tokenizer: the model's tokenizer.
-      kind: "query" or "document": the tower, and the length texts are cut to.
-      batch_size: texts at a time.
-      total: N where known, for the remaining time in the progress bar.
-      progress: whether to show a progress bar with its rate.
-      jit_compile: compile with XLA.
-
-    Returns:
-      [N, D] float32 of unit length, in the order of `texts`.
+    """Embeds texts that are few enough for memory, as [N, D]; see `Embedder`.
 
     Raises:
-      InputError: unknown kind, batch_size below 1, or no text at all.
+      InputError: there is no text.
     """
     embedder = Embedder(model, tokenizer, kind, batch_size, jit_compile)
-    with progress_bar(kind, total, progress) as bar:
-        parts = list(embedder.windows(texts, bar.update))
+    with progress_bar(kind, progress) as bar:
+        named = (("", text) for text in texts)
+        parts = [vectors for _, vectors in embedder.chunks(named, done=bar.update)]
     if not parts:
         raise InputError(f"there is no {kind} to embed; give at least one text.")
     return np.concatenate(parts)
 
 
-def progress_bar(kind: str, total: int | None = None, shown: bool = True) -> tqdm:
+def frozen_rows(path: str | os.PathLike, rows: RowStore, model: TwoTower) -> RowStore:
+    """Stores rows with what a model with a frozen document tower makes of them.
+
+    Embeddings replace the tokens of documents and negatives; and if training changes
+    the projection of queries alone (`queries_pooled`), pooled states those of queries.
+    All batches have one shape, so that no row changes another's result by a bit.
+    `path` is as private as the rows are; what a killed run left there is used again.
+    """
+    if os.path.isdir(path):
+        store = RowStore(path)
+        store.verify()
+        return store
+    tower = model.query_tower
+    pooling = tf.keras.Model(tower.inputs, tower.get_layer("pooling").output)
+
+    @tf.function(autograph=False)
+    def made(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = model.encode(batch)
+        vectors = {"document_vectors": found.documents}
+        if found.negatives is not None:
+            vectors["negative_vectors"] = found.negatives
+        if model.queries_pooled:
+            ids, lengths = batch["query_ids"], batch["query_lengths"]
+            vectors["query_states"] = embed(pooling, ids, lengths, unit=False)
+        return vectors
+
+    def chunks() -> Iterator[dict[str, np.ndarray]]:
+        for start in range(0, len(rows), _FROZEN):
+            at = np.minimum(np.arange(start, start + _FROZEN), len(rows) - 1)
+            batch = rows.take(at)
+            found = {name: values.numpy() for name, values in made(batch).items()}
+            sides = ("document", "negative", *["query"] * model.queries_pooled)
+            for name in (f"{side}_{what}" for side in sides for what in _TOKENS):
+                batch.pop(name, None)
+            whole = {**batch, **found}
+            yield {name: values[: len(rows) - start] for name, values in whole.items()}
+
+    return write_rows(path, chunks())
+
+
+def progress_bar(kind: str, shown: bool = True) -> tqdm:
     """A progress bar for embeddings of texts of a kind; see `encode_texts`."""
-    return tqdm(total=total, desc=f"{kind} embeddings", unit="text", disable=not shown)
-
-
-def with_vectors(
-    model: TwoTower,
-    arrays: Mapping[str, np.ndarray],
-    batch_size: int = 128,
-    known: Mapping[str, np.ndarray] | None = None,
-) -> dict[str, np.ndarray]:
-    """Embeds the documents of training data once, for a tower that trains nothing.
-
-    Args:
-      model: the retriever; its document tower has no trainable weights.
-      arrays: what `encode_pairs`, `encode_negatives` or `encode_documents` made.
-      batch_size: texts at a time.
-      known: what this function made of other documents, by the same model; those that
-        come again are not embedded again.
-
-    Returns:
-      The arrays, but "document_vectors" [n, D] float32 instead of "document_ids" and
-      "document_lengths", and the same for "negative_…", [n, H, D]. A vector depends on
-      its own text, and by rounding (below 1e-6) on those that shared its batch.
-
-    Raises:
-      InputError: the document tower is trained, or is the query tower.
-    """
-    require_frozen_documents(model)
-    found = dict(arrays)
-    held = {} if known is None else known
-    embedded = np.asarray(held.get("document_key", ()), np.int64)
-    vectors = held.get(
-        "document_vectors", np.empty([0, model.config.embedding_dim], np.float32)
-    )
-    for name, keys in (("document", "document_key"), ("negative", "negative_keys")):
-        if f"{name}_ids" not in arrays:
-            continue
-        ids, lengths = found.pop(f"{name}_ids"), found.pop(f"{name}_lengths")
-        places, new = distinct(arrays[keys], embedded)
-        if len(new):
-            flat = ids.reshape([-1, ids.shape[-1]])
-            texts = Tokenised(_taking(flat, lengths.ravel()))
-            numbers = map(str, new.tolist())
-            made = encode_texts(
-                model, numbers, texts, "document", batch_size, progress=False
-            )
-            vectors = np.concatenate([vectors, made])
-            embedded = np.concatenate([embedded, arrays[keys].ravel()[new]])
-        found[f"{name}_vectors"] = vectors[places]
-    return found
-
-
-def distinct(keys: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers documents by their keys: known ones first, then new ones as they come.
-
-    Args:
-      keys: [...] int64, one for each place that a document is in.
-      known: [K] int64; its documents have the numbers from 0 to K - 1.
-
-    Returns:
-      The documents' numbers, of the shape of `keys`; and [N], ascending, where in
-      `keys.ravel()` each new document comes first.
-    """
-    every = np.concatenate([known, keys.ravel()])
-    _, first, places = np.unique(every, return_index=True, return_inverse=True)
-    new = np.sort(first[first >= len(known)])
-    numbers = np.where(
-        first < len(known), first, len(known) + np.searchsorted(new, first)
-    )
-    return numbers[places.ravel()[len(known) :]].reshape(keys.shape), new - len(known)
-
-
-def require_frozen_documents(model: TwoTower) -> None:
-    """Refuses to embed documents once for a tower that will embed them otherwise.
-
-    Raises:
-      InputError: the document tower is trained, or is the query tower.
-    """
-    if not model.documents_frozen:
-        raise InputError(
-            f"the document tower has {len(model.document_tower.trainable_weights)} "
-            "trainable weights: what it makes of a document does not stay. Train the "
-            "query tower alone, with shared=False."
-        )
-
-
-def _taking(ids: np.ndarray, lengths: np.ndarray) -> Any:
-    return lambda rows: (ids[rows], lengths[rows])
-
-
-class Tokenised:
-    """Texts that are tokenised already, called by their numbers."""
-
-    def __init__(self, take: Callable[[list[int]], tuple[np.ndarray, np.ndarray]]):
-        """Keeps what gives ids [B, length] and lengths [B] of B numbers."""
-        self._take = take
-
-    def encode(self, texts: Sequence[str], length: int) -> tuple[Any, Any]:
-        """See `Encodes`; they were cut to the length before."""
-        return self._take([int(text) for text in texts])
-
-
-def _rows_of(batch_size: int, jit_compile: bool) -> int:
-    """Returns the number of texts in a batch on the devices there are."""
-    tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-    if jit_compile or tpu or tf.config.list_physical_devices("GPU"):
-        return batch_size
-    return min(batch_size, CPU_ROWS)
-
-
-def _batches(
-    ids: np.ndarray, lengths: np.ndarray, batch_size: int, trim: bool
-) -> Iterator[tuple[np.ndarray, tf.Tensor, tf.Tensor]]:
-    # Longest first: memory is at its peak, and fails if it must, at once.
-    order = np.argsort(-lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        # A short last batch is filled by repeating its first text.
-        filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
-        width = int(lengths[filled].max()) if trim else ids.shape[1]
-        yield (
-            rows,
-            tf.constant(ids[filled, :width], tf.int32),
-            tf.constant(lengths[filled], tf.int32),
-        )
+    return tqdm(desc=f"{kind} embeddings", unit="text", disable=not shown)

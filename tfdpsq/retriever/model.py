@@ -9,6 +9,7 @@ log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,88 +20,136 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdpsq import validation
-from tfdpsq.data.files import atomic_directory
-from tfdpsq.layers import FirstTokenPooling, MaskedMeanPooling, Scale, build_encoder
+from tfdpsq.data.io import atomic_directory
+from tfdpsq.data.texts import Pair
+from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
+from tfdpsq.layers import (
+    FirstTokenPooling,
+    MaskedMeanPooling,
+    Scale,
+    T5Config,
+    build_encoder,
+    dropout_seed,
+)
+from tfdpsq.layers.seeded_dropout import seed_of_step
 from tfdpsq.layers.tracing import without_autograph
-from tfdpsq.retriever.config import RetrieverConfig
+from tfdpsq.retriever.caching import cached_gradients
 from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
+from tfdpsq.retriever.pairs import encode_pairs
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
+_REMEDY = "Give a directory that retriever.save wrote, unchanged."
+# Tokens of a text, or numbers of an embedding: more are of a damaged file.
+_MOST = 10**6
 
 Batch = Mapping[str, tf.Tensor]
 
 _POOLINGS: dict[str, Any] = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
 
 
+@dataclasses.dataclass(frozen=True)
+class RetrieverConfig:
+    """Configuration of a two-tower retriever.
+
+    Attributes:
+      t5: shape of the encoder.
+      embedding_dim: width D of an embedding.
+      scale: factor of the cosine, 1/temperature; t5x_retrieval uses 100,
+        sentence-transformers 20, the paper none (1). A learned scale starts with it.
+      query_length: tokens of a query, EOS included.
+      document_length: tokens of a document, EOS included.
+      shared: one encoder and projection for both towers, or one each.
+      pooling: "mean" over real tokens, or the "first" token.
+      learned_scale: whether the scale is trained.
+      bidirectional: whether training also scores queries for each document.
+      false_negatives: whether training counts equal documents, and other known answers
+        of a query, as negatives: equation (1) of the paper.
+
+    Raises:
+      InputError: a value out of range.
+    """
+
+    t5: T5Config
+    embedding_dim: int
+    scale: float
+    query_length: int
+    document_length: int
+    shared: bool = True
+    pooling: str = "mean"
+    learned_scale: bool = False
+    bidirectional: bool = False
+    false_negatives: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks every value."""
+        for field in ("embedding_dim", "query_length", "document_length"):
+            validation.positive_integer(field, getattr(self, field))
+            validation.in_range(field, getattr(self, field), 1, _MOST)
+        validation.positive("scale", self.scale)
+        for field in ("shared", "learned_scale", "bidirectional", "false_negatives"):
+            validation.one_of(field, getattr(self, field), (True, False))
+        validation.one_of("pooling", self.pooling, tuple(_POOLINGS))
+
+    def to_json(self) -> str:
+        """Returns the config as a JSON object."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> RetrieverConfig:
+        """Makes the config that `to_json` wrote."""
+        fields = dict(validation.parse_json(text))
+        # Tells `privacy.read_certificate` that there is a certificate to check.
+        fields.pop("certificate_digest", None)
+        return cls.from_dict(fields)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RetrieverConfig:
+        """Makes the config that `dataclasses.asdict` described."""
+        return cls(**{**fields, "t5": T5Config(**fields["t5"])})
+
+
 @tf.keras.utils.register_keras_serializable("tfdpsq")
 class TwoTower(tfrs.models.Model):
     """A two-tower retriever, trained by `fit` or through `per_example_losses`.
 
-    In TFRS's terms the loss is that of `tfrs.tasks.Retrieval` at `config.temperature`,
-    averaged instead of summed. Beyond that task it leaves known positives and equal
-    documents out of the negatives, adds hard negatives, and takes negatives from all
-    replicas.
+    The loss is that of `tfrs.tasks.Retrieval` at temperature 1/scale, averaged instead
+    of summed; see `losses.batch_losses` for its candidates.
 
     Example:
       >>> from tfdpsq.layers import T5Config
       >>> from tfdpsq.retriever import RetrieverConfig, TwoTower
-      >>> config = RetrieverConfig(
-      ...     T5Config(60, 1, 2, 16, 24, 8),
-      ...     embedding_dim=12,
-      ...     scale=20.0,
-      ...     query_length=3,
-      ...     document_length=4,
-      ... )
-      >>> model = TwoTower(config)
-      >>> batch = {
-      ...     "query_ids": tf.constant([[5, 6, 1], [7, 1, 0]]),
-      ...     "query_lengths": tf.constant([3, 2]),
-      ...     "document_ids": tf.constant([[5, 8, 9, 1], [7, 4, 1, 0]]),
-      ...     "document_lengths": tf.constant([4, 3]),
-      ...     "document_key": tf.constant([11, 12], tf.int64),
-      ...     "positive_keys": tf.constant([[-1], [-1]], tf.int64),
-      ...     "weights": tf.ones([2]),
-      ... }
-      >>> model.compile(tf.keras.optimizers.Adam(1e-3))
-      >>> history = model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
-      >>> model.encode_queries(batch["query_ids"], batch["query_lengths"]).shape
+      >>> t5 = T5Config(60, 1, 2, 16, 24, 8)
+      >>> model = TwoTower(RetrieverConfig(t5, 12, 20.0, 3, 4))
+      >>> model.encode_queries(tf.constant([[5, 6, 1], [7, 1, 0]]), [3, 2]).shape
       TensorShape([2, 12])
 
     Attributes:
       config: the configuration.
+      tokenizer: turns texts into ids, or `None`.
       query_tower: functional model from "encoder_token_ids" and
         "encoder_padding_mask", both [B, L] int32, to [B, D] before normalisation.
       document_tower: the same for documents; the same object when shared.
-      scaled: the layer that turns cosines into scores.
-      factorized_metrics: metrics over a corpus, updated by `evaluate`.
+      scaled: the layer that multiplies queries by the scale.
     """
 
     def __init__(
         self,
         config: RetrieverConfig,
-        metrics: Sequence[tfrs.metrics.Factorized] = (),
+        tokenizer: Tokenizer | None = None,
         dtype: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Builds both towers with random weights.
 
-        Args:
-          config: shape, scale, lengths.
-          metrics: TFRS's metrics over a corpus, such as `tfrs.metrics.FactorizedTopK`
-            (a hit rate, not Recall@k), for `evaluate` and validation in `fit`. Their
-            candidates are batches of (document_key, embedding), keys as made by
-            `encode_documents`. Training does not change them: to follow the weights,
-            assign new `factorized_metrics`. They are not saved.
-          dtype: that of the encoders, see `layers.T5Backbone`. Weights, pooling,
-            projection, normalisation and scores are float32 under "mixed_bfloat16",
-            too.
-          **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
+        `tokenizer` is needed to take texts, and saved by `save`; `dtype` is that of the
+        encoders, see `layers.T5Backbone`. Weights, pooling, projection, normalisation
+        and scores are float32 under "mixed_bfloat16", too.
         """
         super().__init__(**{"name": "two_tower", **kwargs})
         self.config = config
+        self.tokenizer = tokenizer
         self._encoder_dtype = dtype
-        self.factorized_metrics = list(metrics)
         self.query_tower = _tower(
             config, "tower" if config.shared else "query_tower", dtype
         )
@@ -119,37 +168,33 @@ class TwoTower(tfrs.models.Model):
 
     @property
     def queries_pooled(self) -> bool:
-        """True if training does not change the pooled states of queries.
-
-        This needs a T5 without dropout, a frozen document tower, and a query tower of
-        which at most the projection is trained.
-        """
-        projection = self.query_tower.get_layer("projection").trainable_weights
-        trained = {id(weight) for weight in self.query_tower.trainable_weights}
-        return (
-            self.documents_frozen
-            and not self.config.t5.dropout
-            and trained <= {id(weight) for weight in projection}
-        )
-
-    def pool_queries(self, token_ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-        """Computes the query tower's pooled states, [B, hidden_dim] float32.
-
-        Arguments are those of `encode_queries`. Training can take the states instead of
-        the ids where they stay as they are (`queries_pooled`).
-        """
+        """True if training changes no text's states, but a projection of queries."""
         tower = self.query_tower
-        pooling = tf.keras.Model(tower.inputs, tower.get_layer("pooling").output)
-        states = _vectors(pooling, token_ids, lengths, training=False)
-        return tf.cast(states, tf.float32)
+        trained = {id(weight) for weight in tower.trainable_weights}
+        alone = trained <= {id(tower.get_layer("projection").kernel)}
+        return alone and self.documents_frozen and not self.config.t5.dropout
 
-    @without_autograph
-    def embed_queries(self, batch: Batch, training: bool = False) -> tf.Tensor:
-        """Embeds the queries of a batch, [B, D]; see `per_example_losses`."""
-        if "query_states" in batch:
-            projection = self.query_tower.get_layer("projection")
-            return _unit(projection(batch["query_states"]))
-        return self.encode_queries(batch["query_ids"], batch["query_lengths"], training)
+    @property
+    def query_model(self) -> TextEncoder:
+        """The query tower from texts, for an index."""
+        return TextEncoder(self, "query")
+
+    @property
+    def document_model(self) -> TextEncoder:
+        """The document tower from texts."""
+        return TextEncoder(self, "document")
+
+    def preprocessor(self, pairs: Sequence[Pair]) -> tf.data.Dataset:
+        """Tokenises pairs into rows for `fit`, to be shuffled and batched."""
+        assert self.tokenizer is not None
+        arrays = encode_pairs(
+            pairs,
+            self.tokenizer,
+            query_length=self.config.query_length,
+            document_length=self.config.document_length,
+        )
+        weights = np.ones(len(pairs), np.float32)
+        return tf.data.Dataset.from_tensor_slices({**arrays, "weights": weights})
 
     @without_autograph
     def encode_queries(
@@ -159,14 +204,12 @@ class TwoTower(tfrs.models.Model):
 
         Args:
           token_ids: [B, L] int32, any L; ids beyond a row's length are ignored.
-          lengths: [B] int32, number of real tokens, each at least 1.
+          lengths: [B] int32, number of real tokens, each at least 1. (0 raises in eager
+            mode, and gives a zero vector in a graph.)
           training: whether dropout is on.
 
         Returns:
           [B, D] float32 of unit length.
-
-        Raises:
-          InputError: a length is 0, in eager mode. (In a graph: a zero vector.)
         """
         return embed(self.query_tower, token_ids, lengths, training)
 
@@ -174,7 +217,8 @@ class TwoTower(tfrs.models.Model):
     def encode_documents(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
-        """Embeds documents; see `encode_queries`."""
+        """Embeds documents; see `encode_queries`. A frozen tower drops nothing."""
+        training = training and not self.documents_frozen
         return embed(self.document_tower, token_ids, lengths, training)
 
     @without_autograph
@@ -187,16 +231,21 @@ class TwoTower(tfrs.models.Model):
             "document_key" [B] int64, "positive_keys" [B, P] int64 padded with -1,
             "weights" [B] float32, 0 for padding rows; and, with hard negatives,
             "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H] int32 and
-            "negative_keys" [B, H] int64, -1 for none. If the document tower is frozen,
-            embeddings made by `with_vectors` can replace the ids and lengths of
-            documents and negatives; and if `queries_pooled`, "query_states"
-            [B, hidden_dim] float32 by `pool_queries` those of queries.
+            "negative_keys" [B, H] int64, -1 for none.
           training: whether dropout is on.
 
         Returns:
           [B] float32 in nats; 0 for padding rows. Rows depend on each other.
         """
         return self.losses_from_embeddings(self.encode(batch, training), batch)
+
+    @without_autograph
+    def embed_queries(self, batch: Batch, training: bool = False) -> tf.Tensor:
+        """Embeds the queries of a batch, or those that `frozen_rows` has pooled."""
+        if "query_states" in batch:
+            projection = self.query_tower.get_layer("projection")
+            return tf.math.l2_normalize(projection(batch["query_states"]), axis=-1)
+        return self.encode_queries(batch["query_ids"], batch["query_lengths"], training)
 
     def encode(self, batch: Batch, training: bool = False) -> Embeddings:
         """Embeds all texts of a batch; see `per_example_losses` for the batch."""
@@ -215,110 +264,103 @@ class TwoTower(tfrs.models.Model):
                 ),
                 [-1 if rows is None else rows, count, self.config.embedding_dim],
             )
-        return Embeddings(
-            queries,
-            self.encode_documents(
-                batch["document_ids"], batch["document_lengths"], training
-            ),
-            negatives,
+        documents = self.encode_documents(
+            batch["document_ids"], batch["document_lengths"], training
         )
+        return Embeddings(queries, documents, negatives)
 
     @without_autograph
     def losses_from_embeddings(self, embeddings: Embeddings, batch: Batch) -> tf.Tensor:
         """Computes [B] losses from the result of `encode`; see `batch_losses`."""
-        return batch_losses(embeddings, batch, self.scaled, self.config.bidirectional)
+        return batch_losses(
+            embeddings,
+            batch,
+            self.scaled,
+            self.config.bidirectional,
+            self.config.false_negatives,
+        )
 
     def call(self, inputs: Batch, training: bool = False) -> dict[str, tf.Tensor]:
-        """Embeds a batch for `predict`; see `per_example_losses` for the batch.
-
-        Args:
-          inputs: a batch of B rows.
-          training: whether dropout is on.
-
-        Returns:
-          "queries" [B, D], "documents" [B, D] and, if the batch has hard negatives,
-          "negatives" [B, H, D], all float32.
-        """
+        """Embeds a batch for `predict`, as the fields of `Embeddings` that it has."""
         found = self.encode(inputs, training)._asdict()
         return {name: values for name, values in found.items() if values is not None}
 
     def compute_loss(self, inputs: Batch, training: bool = False) -> tf.Tensor:
-        """Computes the loss for TFRS's `fit` and `evaluate`, and updates the metrics.
+        """Returns the mean of `per_example_losses` over real rows, a scalar in nats.
 
-        Args:
-          inputs: a batch; see `per_example_losses`.
-          training: whether dropout is on; the factorized metrics are updated only if
-            it is not, as they are slow.
-
-        Returns:
-          Scalar mean of `per_example_losses` over real rows, in nats. In a replica, its
-          share: the shares of all replicas add up to the mean over all their rows.
+        In a replica, its share: those of all replicas add up to the mean over all rows.
         """
-        embeddings = self.encode(inputs, training)
-        losses = self.losses_from_embeddings(embeddings, inputs)
-        if not training:
-            for metric in self.factorized_metrics:
-                metric.update_state(
-                    embeddings.queries,
-                    embeddings.documents,
-                    # Without ids TFRS compares scores, which rounding can reorder.
-                    true_candidate_ids=inputs["document_key"],
-                    sample_weight=inputs["weights"],
-                )
-        real = tf.cast(everywhere(inputs["weights"]) > 0, tf.float32)
-        return tf.reduce_sum(losses) / tf.maximum(tf.reduce_sum(real), 1)
+        losses = self.per_example_losses(inputs, training)
+        return tf.reduce_sum(losses) / _real_rows(inputs)
+
+    def compile(
+        self, *args: Any, rows_at_a_time: int = 0, seed: int = 0, **kwargs: Any
+    ) -> None:
+        """Configures `fit`; other arguments are those of `tf.keras.Model.compile`.
+
+        `rows_at_a_time` rows of a replica are embedded at a time where a batch exceeds
+        memory (`cached_gradients`); 0 for all. Dropout follows from `seed`, the
+        optimizer's step and a row's place in the batch alone, on any devices.
+        """
+        super().compile(*args, **kwargs)
+        self._rows_at_a_time, self._seed = rows_at_a_time, seed
+        # Each replica reports the loss of all; Keras would add these up.
+        self.distribute_reduction_method = "first"
+
+    def train_step(self, inputs: Batch) -> dict[str, tf.Tensor]:
+        """Takes one optimizer step; reports the mean loss of all replicas' rows."""
+        variables = self.trainable_variables
+        seed = seed_of_step(self._seed, self.optimizer.iterations)
+        if self._rows_at_a_time:
+            loss, gradients = cached_gradients(
+                self, inputs, variables, self._rows_at_a_time, seed
+            )
+            count = _real_rows(inputs)
+            loss, gradients = loss / count, [g / count for g in gradients]
+        else:
+            with tf.GradientTape() as tape, dropout_seed(seed):
+                loss = self.compute_loss(inputs, training=True)
+            gradients = tape.gradient(loss, variables)
+        # Keras sums over replicas, then clips: the step is that of the whole batch.
+        self.optimizer.apply_gradients(zip(gradients, variables))
+        return {"loss": tf.reduce_sum(everywhere(loss[tf.newaxis]))}
 
     def load_encoder_weights_from(
         self, encoder: tf.keras.Model, projection: np.ndarray | None = None
     ) -> None:
-        """Copies an encoder's weights into both towers, which get one projection.
+        """Copies the weights of a `layers.build_encoder` model into both towers.
 
-        With two projections, cosines between the towers would start as noise.
-
-        Args:
-          encoder: a model made by `layers.build_encoder`, of the same shape.
-          projection: [hidden_dim, embedding_dim], if it has one of its own.
+        Both get one projection [hidden_dim, embedding_dim], by default that of the
+        query tower: with two, cosines between the towers would start as noise.
 
         Raises:
-          InputError: the encoder or the projection has another shape.
+          InputError: the encoder has another shape.
         """
-        given_weights = ordered_weights(encoder)
-        towers = {id(t): t for t in (self.query_tower, self.document_tower)}
-        for tower in towers.values():
-            own_weights = ordered_weights(tower.get_layer("t5_encoder"))
-            shapes = [tuple(v.shape) for v in own_weights]
-            given = [tuple(v.shape) for v in given_weights]
-            if shapes != given:
+        given = ordered_weights(encoder)
+        for tower in (self.query_tower, self.document_tower):
+            own = ordered_weights(tower.get_layer("t5_encoder"))
+            if [v.shape for v in own] != [v.shape for v in given]:
                 raise validation.InputError(
-                    f"the encoder's weights have shapes {given}, the tower's {shapes}. "
-                    "Build the retriever with the encoder's own T5Config."
+                    "the encoder's weights do not have the tower's shapes. Build the "
+                    "retriever with the encoder's own T5Config."
                 )
-            for mine, theirs in zip(own_weights, given_weights):
+            for mine, theirs in zip(own, given):
                 mine.assign(theirs)
         first, second = (
             tower.get_layer("projection").kernel
             for tower in (self.query_tower, self.document_tower)
         )
         if projection is not None:
-            if projection.shape != tuple(first.shape):
-                raise validation.InputError(
-                    f"the encoder's projection has shape {list(projection.shape)}, the "
-                    f"towers' {list(first.shape)}. Set embedding_dim to "
-                    f"{projection.shape[1]}."
-                )
             first.assign(projection)
         second.assign(first)
 
     def load_weights_from(self, trained: TwoTower) -> None:
-        """Copies another retriever's weights: both towers, projections included.
+        """Copies another retriever's towers, projections included.
 
         Scale, lengths and direction may differ; a learned scale keeps its own value.
 
-        Args:
-          trained: a retriever with the same T5, embedding_dim, pooling and towers.
-
         Raises:
-          InputError: the two have different shapes.
+          InputError: it has another T5, embedding_dim, pooling or towers.
         """
         for field in ("t5", "embedding_dim", "pooling", "shared"):
             mine, theirs = (getattr(m.config, field) for m in (self, trained))
@@ -339,10 +381,9 @@ class TwoTower(tfrs.models.Model):
         self.built = True
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments except the metrics, JSON values only."""
-        config = dataclasses.asdict(self.config)
+        """Returns the constructor's arguments except the tokenizer, as JSON values."""
         return {
-            "config": config,
+            "config": dataclasses.asdict(self.config),
             "dtype": self._encoder_dtype,
             "name": self.name,
             "trainable": self.trainable,
@@ -352,35 +393,54 @@ class TwoTower(tfrs.models.Model):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> TwoTower:
-        """Makes the model that `get_config` described."""
-        del custom_objects  # all layers are built from the shape
+        """Makes the model that `get_config` described, layers from the shape alone."""
         return cls(**{**config, "config": RetrieverConfig.from_dict(config["config"])})
 
 
-def save(model: TwoTower, path: str | os.PathLike) -> None:
-    """Writes config and weights to a new directory, whole or not at all.
+class TextEncoder(tf.keras.Model):
+    """One tower of a retriever, from texts: the `query_model` of a TFRS index."""
 
-    Args:
-      model: the retriever; its optimizer's state and its metrics are not saved.
-      path: the directory; it must not exist, or be empty.
+    def __init__(self, model: TwoTower, kind: str):
+        """Takes the "query" or "document" tower, whose weights are read when called.
+
+        Raises:
+          InputError: the retriever has no tokenizer.
+        """
+        super().__init__(name=f"{kind}_model")
+        if model.tokenizer is None:
+            raise validation.InputError(
+                "the retriever has no tokenizer. Give one when you make or load it."
+            )
+        self._tokenizer = model.tokenizer
+        self._length = getattr(model.config, f"{kind}_length")
+        self._tower = getattr(model, f"{kind}_tower")
+
+    @without_autograph
+    def call(self, texts: tf.Tensor) -> tf.Tensor:
+        """Texts [B] string to embeddings [B, D] float32 of unit length."""
+        ids, lengths = self._tokenizer.encode(texts, self._length)
+        return embed(self._tower, ids, lengths)
+
+
+def save(model: TwoTower, path: str | os.PathLike) -> None:
+    """Writes config, weights and vocabulary to a new directory, whole or not at all.
 
     Raises:
       InputError: `path` is taken or cannot be written.
     """
     with atomic_directory(path) as directory:
         (directory / _CONFIG).write_text(model.config.to_json(), encoding="utf-8")
+        if model.tokenizer is not None:
+            (directory / VOCABULARY_FILE).write_bytes(model.tokenizer.model)
         _checkpoint(model).write(os.fspath(directory / _WEIGHTS))
 
 
 def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
-    """Loads a retriever that `save` wrote.
+    """Loads a retriever that `save` wrote, tokenizer included.
 
     Args:
       path: the directory.
       dtype: that of the encoders, see `TwoTower`; it is not saved with the weights.
-
-    Returns:
-      A model with the same config and weights.
 
     Raises:
       InputError: unknown dtype.
@@ -391,31 +451,18 @@ def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
         config = RetrieverConfig.from_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise validation.DataError(
-            file,
-            f"no retriever's config ({error})",
-            "Give a directory that retriever.save wrote, unchanged.",
+            file, f"no retriever's config ({error})", _REMEDY
         ) from error
-    try:
-        model = TwoTower(config, dtype=dtype)
-    except (tf.errors.OpError, OverflowError, MemoryError) as error:
-        raise validation.DataError(
-            file,
-            f"a retriever too large to make ({type(error).__name__})",
-            "Give a directory that retriever.save wrote, unchanged.",
-        ) from error
+    vocabulary = Path(path) / VOCABULARY_FILE
+    tokenizer = Tokenizer(vocabulary) if vocabulary.is_file() else None
+    model = TwoTower(config, tokenizer, dtype)
     try:
         _checkpoint(model).read(os.fspath(Path(path) / _WEIGHTS)).assert_consumed()
-    except IndexError as error:  # "Read less bytes than requested"
-        raise validation.DataError(
-            Path(path) / f"{_WEIGHTS}.data-00000-of-00001",
-            "it is shorter than the weights, so truncated",
-            "Give a directory that retriever.save wrote, unchanged.",
-        ) from error
-    except (tf.errors.OpError, ValueError, AssertionError) as error:
+    except (tf.errors.OpError, ValueError, AssertionError, IndexError) as error:
         raise validation.DataError(
             Path(path) / _WEIGHTS,
-            f"weights missing or not of this config ({type(error).__name__})",
-            "Give a directory that retriever.save wrote, unchanged.",
+            f"weights missing, truncated or of another config ({type(error).__name__})",
+            _REMEDY,
         ) from error
     return model
 
@@ -425,6 +472,12 @@ def _checkpoint(model: TwoTower) -> tf.train.Checkpoint:
     if model.config.learned_scale:
         parts["scale"] = model.scaled
     return tf.train.Checkpoint(**parts)
+
+
+def _real_rows(batch: Batch) -> tf.Tensor:
+    """Returns the number of rows of all replicas that are not padding, at least 1."""
+    real = tf.cast(everywhere(batch["weights"]) > 0, tf.float32)
+    return tf.maximum(tf.reduce_sum(real), 1)
 
 
 @without_autograph
@@ -450,44 +503,25 @@ def embed(
     tower: tf.keras.layers.Layer,
     token_ids: tf.Tensor,
     lengths: tf.Tensor,
-    training: bool,
+    training: bool = False,
+    unit: bool = True,
 ) -> tf.Tensor:
-    """Embeds texts as unit vectors; see `TwoTower.encode_queries`.
+    """Embeds texts [..., L] as vectors; see `TwoTower.encode_queries`.
 
-    Args:
-      tower: one of the model's towers, or `layers.Folded` around one.
-      token_ids: [..., L] integers, with the dimensions that the tower takes.
-      lengths: [...] integers.
-      training: whether dropout is on.
-
-    Returns:
-      [..., D] float32.
+    `tower` is one of the model's, a part of it, or `layers.Folded` around one.
     """
-    return _unit(_vectors(tower, token_ids, lengths, training))
-
-
-def _vectors(
-    tower: tf.keras.layers.Layer,
-    token_ids: tf.Tensor,
-    lengths: tf.Tensor,
-    training: bool,
-) -> tf.Tensor:
-    """Runs a tower; see `embed`."""
     token_ids = tf.cast(token_ids, tf.int32)
     positions = tf.range(tf.shape(token_ids)[-1])
     real = positions < tf.cast(lengths, tf.int32)[..., tf.newaxis]
-    return tower(
+    vectors = tower(
         {
             "encoder_token_ids": token_ids,
             "encoder_padding_mask": tf.cast(real, tf.int32),
         },
         training=training,
     )
-
-
-def _unit(vectors: tf.Tensor) -> tf.Tensor:
-    """Scales to unit length; in float32, as bfloat16 has 3 digits."""
-    return tf.math.l2_normalize(tf.cast(vectors, tf.float32), axis=-1)
+    vectors = tf.cast(vectors, tf.float32)  # bfloat16 has 3 digits
+    return tf.math.l2_normalize(vectors, axis=-1) if unit else vectors
 
 
 def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:

@@ -35,7 +35,7 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data.files import write_json
+from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
@@ -276,11 +276,10 @@ def _canaries(
     candidates = scores.shape[1]
     ranks = evaluation.canary_ranks(scores[:, 0], scores[:, 1:], config.seed)
     bits = evaluation.exposure(ranks, candidates)
-    beyond = evaluation.extrapolated_exposure(scores[:, 0], scores[:, 1:])
     secrets = [canary.secret for canary in ranked]
-    leaked = evaluation.leaked_secrets(secrets, subject.written(ranked)).found
+    leaked = evaluation.leaked_secrets(secrets, subject.written(ranked))
     texts = [query for _, query in subject.queries or ()]
-    in_set = evaluation.leaked_secrets(secrets, texts).found
+    in_set = evaluation.leaked_secrets(secrets, texts)
     found = []
     epsilon = float(guarantee["epsilon"])
     forms = {canary.form for canary in ranked}
@@ -297,7 +296,6 @@ def _canaries(
             for row, canary in enumerate(ranked)
             if canary.repetitions == repetitions and form in (canary.form, "all")
         ]
-        test = evaluation.rank_test(ranks[rows], candidates)
         found.append(
             {
                 "form": form,
@@ -305,14 +303,13 @@ def _canaries(
                 "units": units,
                 "ranks": ranks[rows].tolist(),
                 "candidates": candidates,
-                "mean_rank": test.mean_rank,
-                "chance": test.chance,
+                "mean_rank": float(ranks[rows].mean()),
+                "chance": (candidates + 1) / 2,
                 "least_mean_rank": evaluation.least_mean_rank(
                     units * epsilon, candidates
                 ),
-                "p_value": test.p_value,
+                "p_value": evaluation.rank_p_value(ranks[rows], candidates),
                 "exposure": bits[rows].tolist(),
-                "exposure_extrapolated": beyond[rows].tolist(),
                 "leaked": float(np.mean([leaked[row] for row in rows])),
                 "leaked_in_set": float(np.mean([in_set[row] for row in rows]))
                 if subject.queries is not None

@@ -53,9 +53,8 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
-from tfdpsq.data.beir_lines import names_user
-from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.data.files import write_json
+from tfdpsq.data.beir import BeirWriter, names_user
+from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir

@@ -3,9 +3,8 @@ r"""Embed a corpus, or queries, with a retriever.
     python -m tfdpsq.run.encode --workdir=OUT --config.retriever=RETRIEVER \
         --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR
 
-Writes `documents/`, embeddings and ids in shards that are searched on disk (see
-`retriever.DocumentIndex`): for `evaluate` (`indexes`), or to add documents to with
-`index` (`base`).
+Writes `documents/`, embeddings and ids in a `retriever.VectorStore`: for `evaluate`
+(`indexes`), or to add documents to with `index` (`base`).
 
 The corpus is cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, ...), or workers of Apache Beam (`--beam
@@ -29,9 +28,9 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import retriever
-from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import acting, command, records, releases, settings, sources
 from tfdpsq.run.passes import embedding, passes, query_sets, sharded_stages
+from tfdpsq.run.passes.shards import ShardDirectory
 
 SETTINGS: settings.Declaration = {
     **embedding.declared(),
@@ -92,12 +91,11 @@ def run(
         model, _, maker = embedding.load(
             config.retriever, config.vocabulary, texts, config.dtype
         )
-        index = retriever.DocumentIndex.create(
-            out / texts, maker, model.config.embedding_dim
+        store = retriever.VectorStore.write(
+            out / texts, maker, model.config.embedding_dim, embedding.read(shards)
         )
-        embedding.add_shards(index, shards)
         records.write_certificate(out, certificate)
-        return {texts: index.size, **({"private": asked.private} if asked else {})}
+        return {texts: store.size, **({"private": asked.private} if asked else {})}
 
     of_pass = (
         config

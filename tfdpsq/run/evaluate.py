@@ -22,9 +22,8 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data.files import write_json
-from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.evaluation.ranking.measures import warn_of_identical_ids
+from tfdpsq.data.io import write_json
+from tfdpsq.evaluation.measures import warn_of_identical_ids
 from tfdpsq.run.core import (
     acting,
     command,
@@ -36,6 +35,7 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
+from tfdpsq.run.passes.shards import ShardDirectory
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import adapted, hybrid, reranking, retrieval, systems
 from tfdpsq.run.training import training_settings
@@ -83,7 +83,6 @@ ACTING = (
     acting.Only(" ".join(f"rerank.{name}" for name in reranking.SETTINGS), "rerankers"),
     acting.Only("rerank.fit_queries", "rerank.fit"),
     acting.Only("rerank.weight", "rerank.fit", ("",)),
-    acting.Only("similarity.points", "similarity.featurizer"),
 )
 
 

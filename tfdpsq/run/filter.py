@@ -14,7 +14,7 @@ The filters, each off unless set, in this order:
     words       too few or too many words
     known       too few words that occur in the public documents: another language, or
                 none
-    duplicates  repeated queries, apart from case and white space
+    duplicates  repeated queries: the same words in the same order
     round_trip  queries that do not retrieve their own document among the best (see
                 `round_trip`)
 
@@ -27,7 +27,6 @@ number of queries that each filter dropped.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import pathlib
 import tempfile
@@ -37,12 +36,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation, validation
+from tfdpsq import evaluation, validation, words
 from tfdpsq.data import read_manifest, read_synthetic, write_synthetic
-from tfdpsq.data.files import write_json
-from tfdpsq.data.records import SyntheticQuery
-from tfdpsq.data.unique_ids import BATCH, SeenTexts
-from tfdpsq.evaluation.text.ngrams import words
+from tfdpsq.data.io import write_json
+from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
@@ -200,18 +197,20 @@ def filtered(
     """
     tests: list[tuple[str, Callable[[list[SyntheticQuery]], Iterable[bool]]]] = []
     if config.canaries:
-        tests.append(("secrets", _each(_without_secrets(config.canaries))))
+        tests.append(("secrets", _of_queries(_without_secrets(config.canaries))))
     if config.min_words or config.max_words:
-        tests.append(("words", _each(_of_length(config.min_words, config.max_words))))
+        each = _of_length(config.min_words, config.max_words)
+        tests.append(("words", _of_queries(each)))
     if config.min_known:
-        tests.append(("known", _each(_of_known_words(config.corpus, config.min_known))))
+        each = _of_known_words(config.corpus, config.min_known)
+        tests.append(("known", _of_queries(each)))
     if config.duplicates:
-        tests.append(("duplicates", _each(_new())))
+        tests.append(("duplicates", _of_queries(_new())))
     if config.round_trip.retriever:
-        test = round_trip.comes_back(
+        returns = round_trip.comes_back(
             config.round_trip, config.corpus, config.batch_size, scratch
         )
-        tests.append(("round_trip", test))
+        tests.append(("round_trip", returns))
     counts.update({name: 0 for name, _ in tests})
     stream = iter(rows)
     while chunk := list(itertools.islice(stream, _CHUNK)):
@@ -223,43 +222,50 @@ def filtered(
         yield from chunk
 
 
-def _each(keep: Callable[[str], bool]) -> Any:
-    return lambda chunk: [keep(row.query) for row in chunk]
+_Test = Callable[[list[str]], list[bool]]
 
 
-def _without_secrets(path: str) -> Callable[[str], bool]:
+def _of_queries(keep: _Test) -> Callable[[list[SyntheticQuery]], list[bool]]:
+    return lambda chunk: keep([row.query for row in chunk])
+
+
+def _without_secrets(path: str) -> _Test:
     made = canary_set.read_canaries(pathlib.Path(path))
     secrets = [canary.secret for canary in made]
-    return lambda query: not any(evaluation.leaked_secrets(secrets, [query]).found)
+    return lambda queries: [
+        not any(evaluation.leaked_secrets(secrets, [query])) for query in queries
+    ]
 
 
-def _of_length(least: int, most: int) -> Callable[[str], bool]:
+def _of_length(least: int, most: int) -> _Test:
     most_words = most or np.inf
-    return lambda query: least <= len(query.split()) <= most_words
+    return lambda queries: [
+        least <= len(found) <= most_words for found in words.words_of(queries)
+    ]
 
 
-def _of_known_words(corpus: str, share: float) -> Callable[[str], bool]:
-    known = SeenTexts()
-    recent: set[str] = set()  # frequent words repeat
-    for document in sources.open_beir(corpus).documents():
-        recent.update(words(document.content))
-        if len(recent) > BATCH:
-            known.update(recent)
-            recent.clear()
-    known.update(recent)
-    is_known = functools.lru_cache(BATCH)(known.__contains__)
+def _of_known_words(corpus: str, share: float) -> _Test:
+    documents = sources.open_beir(corpus).documents()
+    known: set[int] = set()  # hashes
+    for found in words.words_of(document.content for document in documents):
+        known.update(map(hash, found))
 
-    def keep(query: str) -> bool:
-        found = words(query)
-        return sum(map(is_known, found)) >= share * len(found)
+    def keep(found: list[str]) -> bool:
+        return sum(hash(word) in known for word in found) >= share * len(found)
 
-    return keep
+    return lambda queries: list(map(keep, words.words_of(queries)))
 
 
-def _new() -> Callable[[str], bool]:
+def _new() -> _Test:
     """Returns a test for new queries; keeps 16 bytes of each in memory."""
-    seen = SeenTexts()
-    return lambda query: seen.add(" ".join(query.casefold().split()))
+    seen: set[int] = set()
+
+    def is_new(key: int) -> bool:
+        new = key not in seen
+        seen.add(key)
+        return new
+
+    return lambda queries: list(map(is_new, words.text_hashes(queries)))
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

@@ -10,7 +10,6 @@ goes to `private_directory`, by default `private` next to the output.
 
 from __future__ import annotations
 
-import functools
 import math
 import pathlib
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.generator import encode_pairs
+from tfdpsq.generator import Preprocessor
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
@@ -258,7 +257,10 @@ def _make(
             f"{setting} (now {config[setting]}).",
             certificate,
         )
-    model.save_to_preset(out, context.vocabulary)
+    model.preprocessor = Preprocessor(
+        context.vocabulary, config.prompt, config.document_length, config.query_length
+    )
+    model.save_to_huggingface(out)
     records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
@@ -286,7 +288,7 @@ def _certificate(
 
 
 def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:
-    """Returns `encode_pairs` with the stage's lengths and prompt.
+    """Returns the function that makes rows of pairs, by the stage's settings.
 
     Raises:
       InputError: the prompt leaves no token to any document.
@@ -298,9 +300,9 @@ def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callab
             f"{validation.shown(config.prompt)} and the end of the text fill: nothing "
             "of any document would be read. Raise document_length, or shorten prompt."
         )
-    names = ("query_length", "document_length", "prompt")
-    options = {name: config[name] for name in names}
-    return functools.partial(encode_pairs, tokenizer=tokenizer, **options)
+    return Preprocessor(
+        tokenizer, config.prompt, config.document_length, config.query_length
+    ).arrays
 
 
 def _check_lineage(

@@ -28,7 +28,6 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import Pair
-from tfdpsq.data.clusters import DocumentClusters
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
@@ -43,6 +42,7 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import document_rates
+from tfdpsq.run.passes.clusters import DocumentClusters
 from tfdpsq.run.passes.document_rates import Histogram
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training, training_settings

@@ -1,4 +1,4 @@
-"""Import a query log: Parquet, Arrow, TSV, CSV, JSONL, TFDS or ir_datasets to BEIR.
+"""Import a query log: Parquet, TSV, CSV, JSONL, TFDS or ir_datasets to BEIR.
 
     tfdpsq import --workdir=private/pairs --config.logs.train=log.parquet
         --config.columns.user=user_id --config.log_documents_are_public=True
@@ -45,7 +45,7 @@ import ml_collections
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.data import any_files, importing, tables
+from tfdpsq.data import importing, io, sets, tables
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
 
 _QUERY, _USER, _TIME = _SPLIT_BY = ("query", "user", "time")
@@ -133,27 +133,18 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     for table in (*logs.values(), queries, corpus):
         if table is not None:
             _require_raw(table)
-    given = [each.path for each in (*logs.values(), queries, corpus) if each]
-    if not config.header and not any(map(tables.has_lines, given)):
-        raise validation.InputError(
-            "header is False, which does nothing here: it acts only where a table is "
-            "of TSV or CSV files, and none is. Leave header at True."
-        )
     inputs = {
         name: sources.keyed_fingerprint(_content(table), private)
         for name, table in (("queries", queries), ("corpus", corpus), *logs.items())
         if table is not None
     }
-    if config.columns.query_id and (config.columns.user or config.queries.columns.user):
-        inputs["query_ids"] = "one for each user"  # older versions had one for all
 
     def make(out: pathlib.Path) -> dict:
         report = importing.import_pairs(out, logs, split, queries, corpus)
         for reason, count in report.dropped.most_common():
             first = report.first.get(reason)
             where = f" (first {first})" if first else ""
-            remedy = importing.REMEDIES.get(reason, "")
-            logging.warning("dropped %d rows: %s%s. %s", count, reason, where, remedy)
+            logging.warning("dropped %d rows: %s%s", count, reason, where)
         logging.info(
             "%d rows: %d queries on %d documents; pairs %s",
             *(report.rows, report.queries, report.documents, report.pairs),
@@ -187,7 +178,7 @@ def _with_parts(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.columns.update(document_id="doc_id", score="relevance")
     config.queries.path = config.corpus.path = table
     config.queries.columns.update(query_id="query_id", query="text")
-    title = "title" if "title" in tables.fields_of(table, tables.CORPUS) else ""
+    title = "title" if "title" in tables.ir_columns(table, tables.CORPUS) else ""
     config.corpus.columns.update(document_id="doc_id", document="text", title=title)
     return config
 
@@ -260,8 +251,9 @@ def _require_raw(table: importing.Table) -> None:
         if table.path.startswith(tables.TFDS) and "/beir_directory/" in path:
             # `tfds_builder` keeps no record of what the directory was.
             problem = "is of a BEIR directory, perhaps of a synthetic set"
-        if not problem and tables.is_marked(path):
-            problem = f"is part of {tables.MARK}, as its metadata say"
+        if not problem and tables.format_of(path) == ".parquet":
+            marked = sets.is_marked(path)
+            problem = "is part of a set, as its metadata say" if marked else None
         if problem:
             raise validation.InputError(
                 f"{path} {problem}. One private query can have a part in all of its "
@@ -334,7 +326,7 @@ def _content(table: importing.Table) -> str:
         return table.path
     digest = hashlib.sha256()
     for path in tables.files_of(table.path):
-        digest.update(any_files.sha256(path).encode())
+        digest.update(io.sha256_of_file(path).encode())
     return digest.hexdigest()
 
 

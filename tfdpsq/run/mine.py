@@ -82,14 +82,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
         def found() -> Iterator[tuple[str, dict[str, float]]]:
             pairs = source.read()
+            index = evaluation.BM25(
+                lambda: ((d.id, d.content) for d in beir.documents())
+            )
+            by["settings"] = index.settings
             while some := list(itertools.islice(pairs, max(1, _HITS // config.k))):
-                run, by["settings"] = evaluation.bm25_streamed(
-                    lambda: ((d.id, d.content) for d in beir.documents()),
-                    {pair.query_id: pair.query for pair in some},
-                    config.k,
-                    progress=True,
-                )
-                yield from run.items()
+                queries = {pair.query_id: pair.query for pair in some}
+                yield from index.search(queries, config.k, progress=True).items()
 
         evaluation.write_trec_run(out / RUN_FILE, found(), tag="bm25")
         hard_negatives.write_origin(

@@ -35,13 +35,17 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from tfdpsq import evaluation, validation
-from tfdpsq.data import CorpusPart, atomic_write, corpus_parts, text_corpus
-from tfdpsq.data.files import write_json
-from tfdpsq.data.shards import ShardDirectory, ShardWriter
-from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
+from tfdpsq import evaluation, validation, words
+from tfdpsq.data import atomic_write
+from tfdpsq.data.io import write_json
 from tfdpsq.run.core import acting, command, records, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
+from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
+from tfdpsq.run.passes.text_corpus import (
+    CorpusPart,
+    corpus_parts,
+    parts_fingerprint,
+)
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
@@ -50,10 +54,6 @@ DOCUMENTS = "documents"
 RULES = {
     "equal": "a record of the corpus has the same words and no others",
     "contained": "a record has all its words in a row",
-    "containment": "share of its n-grams found anywhere in the corpus; a text of fewer "
-    "than n words is one n-gram",
-    "coverage": "share of its words that are in one of these n-grams",
-    "near": "coverage of at least near_threshold",
     "interval": "Clopper-Pearson, of all draws together",
 }
 _STATE = "npz"
@@ -83,17 +83,11 @@ SETTINGS: settings.Declaration = {
     "split": settings.Text("train", required=True),
     "texts": settings.Several((QUERIES, DOCUMENTS), _KINDS),
     "corpus": settings.Several((), settings.Text("", required=True)),
-    "format": settings.Text("", ("", *FORMATS)),
     "field": settings.Text("text", required=True),
-    "corpus_split": settings.Text("train", required=True),
-    "data_dir": settings.Text(""),
     "draws": settings.Integer(3, 1, 10000),
     "draw_size": settings.Integer(10000),
-    "n": settings.Integer(8, 1, 1000),
-    "near": settings.Number(0.8, 0, 1, low_open=True),
     "confidence": settings.Number(0.95, 0, 1, low_open=True, high_open=True),
     "examples": settings.Integer(5, 0, 1000000),
-    "threads": settings.Integer(1, 1, 1000),
     # At most so many; each holds at least one part.
     "shards": settings.Integer(64, 1, 100000),
     "seed": settings.Integer(0, 0, settings.SEED),
@@ -102,15 +96,12 @@ SETTINGS: settings.Declaration = {
 }
 
 
-ACTING = (acting.Only("field", "format", ("", "jsonl", "tfrecord")),)
-
-
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
     `texts` names the texts to search for: queries, documents or both. `corpus` are
-    files, directories, patterns or "tfds:NAME"; `format`, `field`, `corpus_split` and
-    `data_dir` tell how to read them (see `data.text_corpus`).
+    files, directories, patterns or "tfds:NAME#SPLIT"; `field` is the column of tables
+    that holds the text (see `passes.text_corpus`).
     """
     return settings.default_config(SETTINGS)
 
@@ -130,7 +121,7 @@ def run(
         mode.
       DataError: malformed data, here or in the corpus.
     """
-    acting.check(config, SETTINGS, ACTING)
+    acting.check(config, SETTINGS, ())
     _check(config)
     private_queries = QUERIES in config.texts
     output = releases.Output(
@@ -171,7 +162,7 @@ def _require_public(parts: Sequence[CorpusPart]) -> None:
     """Refuses a private corpus: matches would reveal its texts."""
     for part in parts:
         problem = sources.why_not_public(part.place)
-        if part.name.startswith(f"{text_corpus.TFDS}beir_directory/"):
+        if "/beir_directory/" in part.place:
             # `tfds_builder` keeps no record of what the directory was.
             problem = "is of a BEIR directory, perhaps of private queries"
         if problem:
@@ -198,11 +189,9 @@ def start_worker(
             "started. Run it again when no program writes to the corpus."
         )
     samples = _samples(config)
-    scan = _scan(samples, config.n, config.threads)
-    nothing = scan.state()
 
     def make(index: int, out: ShardWriter) -> None:
-        scan.restore(nothing)
+        scan = _scan(samples)
         started = time.monotonic()
         own = slice(len(parts) * index // count, len(parts) * (index + 1) // count)
         for part in parts[own]:
@@ -229,25 +218,10 @@ def _check(config: ml_collections.ConfigDict) -> None:
         raise validation.InputError(
             f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
         )
-    of_tfds = any(path.startswith(text_corpus.TFDS) for path in config.corpus)
-    before = default_config()
-    for name in () if of_tfds else ("corpus_split", "data_dir"):
-        if config[name] != before[name]:
-            raise validation.InputError(
-                f"{name} is {validation.shown(config[name])}, which does nothing here: "
-                f"it acts only where corpus names a TFDS set, as {text_corpus.TFDS}NAME"
-                f". Leave it at {before[name]!r}."
-            )
 
 
 def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:
-    return corpus_parts(
-        tuple(config.corpus),
-        config.format,
-        config.field,
-        config.corpus_split,
-        config.data_dir,
-    )
+    return corpus_parts(tuple(config.corpus), config.field)
 
 
 def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
@@ -265,9 +239,9 @@ def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
     return found
 
 
-def _scan(samples: dict[str, _Sample], n: int, threads: int) -> evaluation.OverlapScan:
+def _scan(samples: dict[str, _Sample]) -> evaluation.OverlapScan:
     texts = [text for sample in samples.values() for text in sample.texts]
-    return evaluation.OverlapScan(texts, n, threads)
+    return evaluation.OverlapScan(texts)
 
 
 def _make(
@@ -277,7 +251,7 @@ def _make(
     out: pathlib.Path,
 ) -> dict[str, Any]:
     samples = _samples(config)
-    scan = _scan(samples, config.n, config.threads)
+    scan = _scan(samples)
     for index in range(shards.spec.shards):
         with shards.reading(index):
             with tf.io.gfile.GFile(shards.path(index, _STATE), "rb") as file:
@@ -291,9 +265,7 @@ def _make(
     found: dict[str, Any] = {
         "split": config.split,
         "rules": RULES,
-        "normalisation": evaluation.OVERLAP_NORMALIZATION,
-        "n": config.n,
-        "near_threshold": config.near,
+        "words": words.RULES,
         "corpus": {
             "given": list(config.corpus),
             "parts": len(parts),
@@ -306,12 +278,8 @@ def _make(
     for kind, sample in samples.items():
         here = np.arange(first, first + len(sample.texts))
         first += len(sample.texts)
-        found[kind] = _summary(
-            sample, overlap, here, config.seed, config.near, config.confidence
-        )
-        examples.extend(
-            _examples(kind, sample, overlap, here, parts, config.near, config.examples)
-        )
+        found[kind] = _summary(sample, overlap, here, config.seed, config.confidence)
+        examples.extend(_examples(kind, sample, overlap, here, parts, config.examples))
     write_json(out / OVERLAP_FILE, found)
     atomic_write(
         out / MATCHES_FILE,
@@ -340,7 +308,6 @@ def _summary(
     overlap: evaluation.Overlap,
     here: np.ndarray,
     seed: int,
-    threshold: float,
     confidence: float,
 ) -> dict[str, Any]:
     summary: dict[str, Any] = {
@@ -349,17 +316,11 @@ def _summary(
         "seeds": [[seed, number] for number in range(len(sample.draws))],
         "distinct_drawn": len(sample.ids),
     }
-    near = overlap.near(threshold)
-    kinds = {"equal": overlap.equal, "contained": overlap.contained, "near": near}
+    kinds = {"equal": overlap.equal, "contained": overlap.contained}
     for name, flags in kinds.items():
-        share = evaluation.share_in_draws(
+        summary[name] = evaluation.share_in_draws(
             [flags[here[numbers]] for numbers in sample.draws], confidence
         )
-        summary[name] = dataclasses.asdict(share)
-    for name in ("containment", "coverage"):
-        values = getattr(overlap, name)
-        means = [float(values[here[numbers]].mean()) for numbers in sample.draws]
-        summary[name] = {"mean": float(np.mean(means)), "by_draw": means}
     return summary
 
 
@@ -369,15 +330,12 @@ def _examples(
     overlap: evaluation.Overlap,
     here: np.ndarray,
     parts: list[CorpusPart],
-    threshold: float,
     most: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields some texts of each kind of match, each under its strongest kind."""
-    near = overlap.near(threshold)
     sorts = {
         "equal": overlap.equal,
         "contained": overlap.contained & ~overlap.equal,
-        "near": near & ~overlap.contained,
     }
     for name, flags in sorts.items():
         for row in np.flatnonzero(flags[here])[:most]:
@@ -387,11 +345,8 @@ def _examples(
                 "of": kind,
                 "id": sample.ids[row],
                 "match": name,
-                "containment": float(overlap.containment[at]),
-                "coverage": float(overlap.coverage[at]),
-                # The n-grams of a near match have no common place.
-                "corpus_part": parts[part].name if part >= 0 else None,
-                "record_from_0": record if part >= 0 else None,
+                "corpus_part": parts[part].name,
+                "record_from_0": record,
                 "text": sample.texts[row][:_SHOWN_CHARACTERS],
             }
 

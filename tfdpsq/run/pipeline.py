@@ -32,7 +32,7 @@ import numpy as np
 from tfdpsq import privacy, retriever
 from tfdpsq.data import BeirDirectory
 from tfdpsq.generator import checkpoints
-from tfdpsq.generator.span_corruption import SENTINELS
+from tfdpsq.generator.pretraining import SENTINELS
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run import (

@@ -16,8 +16,8 @@ import ml_collections
 from absl import logging
 
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
-from tfdpsq.data.pseudo_queries import LEAST_WORDS, MOST_WORDS
-from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data.pseudo_queries import WORDS
+from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.reporting import data_card
@@ -62,10 +62,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         if next(pseudo_pairs(beir.documents(), config.seed), None) is None:
             raise InputError(
                 f"data is {shown(config.data)}: none of its {counts.documents} "
-                f"documents has a sentence of {LEAST_WORDS} to {MOST_WORDS} words "
-                "between spaces to cut a public query from. Give documents of prose; "
-                "where a language is written without spaces, put them between its "
-                "words first, such as by a segmenter, in the queries too."
+                f"documents has a sentence of {WORDS[0]} to {WORDS[-1]} words "
+                "to cut a public query from. Give documents of prose."
             )
         if config.vocabulary_size:
             (out / VOCABULARY).parent.mkdir()
@@ -73,7 +71,6 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 (document.content for document in beir.documents()),
                 config.vocabulary_size,
                 out / VOCABULARY,
-                setting="vocabulary_size",
             )
         rows = (
             SyntheticQuery(

@@ -6,8 +6,8 @@ Every batch has span corruption, pseudo-queries and a contrastive task for the e
 (see `generator.pretraining`). The stage trains on no query and reads none of yours
 ("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
 with its vocabulary, and `pretraining.json` with the losses and further measures. To
-resume, start the same command again; it leads to the same weights, also under another
-`--strategy` (see `pretraining_loop`; with dropout, a TPU draws other masks).
+resume, start the same command again; it goes on from the last backup to the same
+weights, also under another `--strategy` (with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 import ml_collections
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import (
     Document,
     RowStore,
@@ -33,14 +34,16 @@ from tfdpsq.data import (
     train_vocabulary,
     write_rows,
 )
-from tfdpsq.data.beir_lines import read_documents
-from tfdpsq.data.pydocs import public_documents, refuse_queries
+from tfdpsq.data.beir import read_documents
+from tfdpsq.data.pydocs import public_documents
+from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
+from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import huggingface
+from tfdpsq.generator.pretraining import SENTINELS
 from tfdpsq.generator.resizing import resized
-from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
+from tfdpsq.privacy import workers
 from tfdpsq.run.core import (
     acting,
     command,
@@ -52,7 +55,7 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.core.progress import Progress, log_directory
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import pretraining_loop, training_settings
+from tfdpsq.run.training import private_training, training_settings
 
 CURVE_FILE = "pretraining.json"
 # Numbers of rows that the replicas must divide.
@@ -132,7 +135,7 @@ def run(
                 "BEIR directory as data."
             )
         if config.data == sources.PYDOCS:
-            refuse_queries(path, beir)
+            refuse_recurring(path, Sentences(beir.queries().values()))
     inputs = {
         "documents": sources.documents_fingerprint(
             documents_of(config.data, config.texts)
@@ -203,7 +206,12 @@ def _make(
                 model = resized(model, **config.resize, seed=config.seed)
         else:
             model = T5QueryGenerator(T5Config(**config.t5), config.dtype)
-    stores = _rows(config, own, tokenizer)
+    preprocessor = Preprocessor(
+        tokenizer,
+        document_length=config.document_length,
+        query_length=config.query_length,
+    )
+    stores = _rows(config, own, preprocessor)
     batches = pretraining.Batches(
         stores["pairs"],
         stores["texts"],
@@ -220,10 +228,24 @@ def _make(
     rows = config.pair_rows + config.text_rows
     tokens = rows * config.document_length + config.pair_rows * config.query_length
     bar = Progress(logs, config.steps, True, rows, tokens, config.save_every)
-    with bar:
-        record = pretraining_loop.train(
-            config, own, model, batches, watched, bar, devices
+    with bar, devices.scope(), devices.notice.training() as asked:
+        trainer = pretraining.Pretrainer(
+            model, config.contrast_weight, config.scale, config.seed
         )
+        trainer.compile(_optimizer(config), jit_compile=config.jit_compile)
+        watching = _Watching(config, own, model, watched, bar, asked)
+        path = str(own / "backup")
+        backup = tf.keras.callbacks.BackupAndRestore(
+            path, config.save_every, delete_checkpoint=False
+        )
+        trainer.fit(
+            batches.dataset(pretraining.steps_in(path), config.steps),
+            steps_per_epoch=config.steps,
+            verbose=0,
+            # A step is recorded before it is in a backup.
+            callbacks=[watching, backup],
+        )
+    record = watching.record
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -232,12 +254,65 @@ def _make(
     huggingface.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
-    del record["hours"]  # the log has the duration, and is not released
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
     return {"watched": record["watched"][-1]}
+
+
+def _optimizer(config: Any) -> tf.keras.optimizers.Optimizer:
+    rate = private_training.cosine_decay(
+        config.learning_rate, config.warmup, config.steps
+    )
+    if config.optimizer == "adam":
+        return tf.keras.optimizers.Adam(rate, global_clipnorm=1.0, jit_compile=False)
+    return tf.keras.optimizers.Adafactor(rate, relative_step=False, jit_compile=False)
+
+
+class _Watching(tf.keras.callbacks.Callback):
+    """Records losses and watched measures; ends at a preemption notice.
+
+    `record` has the "steps" at which something was measured, the mean "losses" since
+    the measurement before, and "watched" values.
+    """
+
+    def __init__(
+        self, config: Any, own: Any, model: Any, watched: Any, bar: Any, asked: Any
+    ):
+        super().__init__()
+        self._config, self._bar, self._asked = config, bar, asked
+        self._watch = pretraining.watcher(model, watched)
+        self._file = own / "record.json"
+        self._resumed: bool | None = None
+        self.record: dict[str, Any] = {"steps": [], "losses": [], "watched": []}
+        if self._file.is_file():
+            self.record = workdir.read_json(self._file)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._resumed is None:
+            self._resumed = batch > 0
+            if self._resumed:
+                steps = self._config.steps
+                logging.info("going on after step %d of %d", batch, steps)
+            # The backup may be older than the last measurements.
+            kept = sum(step <= batch for step in self.record["steps"])
+            self.record = {name: rows[:kept] for name, rows in self.record.items()}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done, steps = int(batch) + 1, self._config.steps
+        self._bar(done, logs["loss"])
+        if done % self._config.watch_every == 0 or done == steps:
+            means = {name: round(logs[name], 4) for name in pretraining.LOSSES}
+            seen = {name: round(v, 4) for name, v in self._watch().items()}
+            for name, value in zip(self.record, (done, means, seen)):
+                self.record[name].append(value)
+            logging.info("step %d of %d: %s; %s", done, steps, means, seen)
+            atomic_write(self._file, json.dumps(self.record))
+            for mean in self.model.means:
+                mean.reset_state()
+        if any(workers.any_of(self._asked())) and done < steps:
+            raise privacy.Preempted(done)
 
 
 def _open_state(own: pathlib.Path, config: Any, inputs: dict) -> None:
@@ -264,13 +339,13 @@ def _vocabulary(config: Any, own: pathlib.Path) -> pathlib.Path:
             (document.content for document in documents_of(config.data, config.texts)),
             config.t5.vocabulary_size - SENTINELS,
             path,
-            setting="t5.vocabulary_size",
-            besides=SENTINELS,
         )
     return path
 
 
-def _rows(config: Any, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore]:
+def _rows(
+    config: Any, own: pathlib.Path, preprocessor: Preprocessor
+) -> dict[str, RowStore]:
     def documents(held_out: bool) -> Iterator[Document]:
         return (
             document
@@ -281,9 +356,7 @@ def _rows(config: Any, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, Row
     def pairs(held_out: bool) -> Any:
         return pretraining.pair_rows(
             documents(held_out),
-            tokenizer,
-            config.document_length,
-            config.query_length,
+            preprocessor,
             config.pseudo_queries_per_passage,
             config.seed,
         )
@@ -294,7 +367,9 @@ def _rows(config: Any, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, Row
         ("held_out", pairs(True)),
         (
             "texts",
-            pretraining.text_rows(documents(False), tokenizer, config.document_length),
+            pretraining.text_rows(
+                documents(False), preprocessor.tokenizer, config.document_length
+            ),
         ),
     ):
         path = own / "rows" / name

@@ -41,7 +41,6 @@ from typing import Any, NoReturn
 from absl import app, flags
 
 from tfdpsq import validation
-from tfdpsq.data.shards import PASS_FILE
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import ledger
 from tfdpsq.run.core import (
@@ -54,6 +53,7 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured
+from tfdpsq.run.passes.shards import PASS_FILE
 
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
@@ -116,9 +116,6 @@ def status(path: str, private: str | None = None) -> dict[str, Any]:
     Raises:
       InputError: an empty path, no such directory, or neither a workdir nor a stage.
     """
-    validation.given_path("the workdir", path)
-    if private is not None:
-        validation.given_path("--private", private)
     if "://" in path:
         raise validation.InputError(
             f"{path} is not on a disk of this machine, so its locks cannot be read. "

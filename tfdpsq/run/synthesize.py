@@ -29,20 +29,16 @@ from tfdpsq import validation
 from tfdpsq.data import (
     SyntheticQuery,
     Tokenizer,
-    corpus_plan,
     decode_query,
     encode_query,
     write_synthetic,
 )
-from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.generator import (
-    SamplingConfig,
-    SynthesisConfig,
-    Synthesizer,
+    Preprocessor,
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.generator.sampling import LEAST_TEMPERATURE
+from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
     acting,
@@ -55,12 +51,14 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import (
+    corpus_plan,
     corpus_shards,
     document_rates,
     pass_progress,
     passes,
     sharded_stages,
 )
+from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.reporting import data_card
 from tfdpsq.run.training import training_settings
 
@@ -182,8 +180,7 @@ def run(
         config.generator,
         config.dtype,
         config.vocabulary,
-        writing(config, config, config.samples_per_document),
-        config.jit_compile,
+        writing(config),
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
         rates,
@@ -202,23 +199,21 @@ def run(
     )
 
 
-def writing(
-    own: Mapping[str, Any], trained: Mapping[str, Any], samples: int = 1
-) -> SynthesisConfig:
-    """Returns the settings of generation.
-
-    `trained` has the prompt and the lengths, and `own` the rest; `samples` is the
-    number of queries per document.
-    """
-    return SynthesisConfig(
-        samples_per_document=samples,
-        document_length=trained["document_length"],
-        query_length=trained["query_length"],
-        batch_size=own["batch_size"],
-        seed=own["seed"],
-        sampling=SamplingConfig(own["temperature"], own["top_k"] or None, own["top_p"]),
-        prompt=trained["prompt"],
-    )
+def writing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `Preprocessor`, and those of `write_queries`."""
+    reading = ("prompt", "document_length", "query_length")
+    return {
+        "preprocessor": {name: config[name] for name in reading},
+        "options": {
+            "sampler": sampler_of(
+                config["temperature"], config["top_k"], config["top_p"]
+            ),
+            "seed": config["seed"],
+            "samples": config["samples_per_document"],
+            "batch_size": config["batch_size"],
+            "jit_compile": config["jit_compile"],
+        },
+    }
 
 
 def _certificate(histogram: str, generator: str) -> dict[str, Any] | None:
@@ -272,27 +267,29 @@ def start_worker(
     generator: str,
     dtype: str,
     vocabulary: str,
-    settings: SynthesisConfig,
-    jit_compile: bool,
+    settings: Mapping[str, Any],
     corpus: corpus_shards.CorpusShards,
     logs: pathlib.Path | None = None,
     rates: document_rates.Rates | None = None,
 ) -> passes.MakeShard:
     """Loads the generator; returns a function that writes a shard's queries.
 
-    `logs` is the directory of the log of speed; `None` for none. `rates` decides how
-    many queries a document gets; `None` for as many as the settings say.
+    `settings` are what `writing` returns. `logs` is the directory of the log of speed;
+    `None` for none. `rates` decides how many queries a document gets; `None` for as
+    many as the settings say.
 
     Raises:
       InputError: the vocabulary does not fit the generator.
     """
     path, vocabulary_path = _fetched(generator, vocabulary)
+    options = settings["options"]
     with strategy.here():
         model = T5QueryGenerator.from_preset(path, dtype)
-        writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
+    model.preprocessor = Preprocessor(vocabulary_path, **settings["preprocessor"])
+    model.preprocessor.tokenizer.require_embeddings(model.config.vocabulary_size)
 
     def make(index: int, out: ShardWriter) -> None:
-        each: float = settings.samples_per_document
+        each: float = options["samples"]
         if rates is not None:
             each = rates.queries / corpus.documents
         progress = pass_progress.PassProgress(
@@ -305,7 +302,11 @@ def start_worker(
         read, first = corpus.read(index), corpus.first(index)
         documents = read if rates is None else rates.of(read)
         with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
-            for row in writer.queries(documents, first, progress.add):
+            with strategy.here():
+                rows = model.write_queries(
+                    documents, first=first, on_batch=progress.add, **options
+                )
+            for row in rows:
                 file.write(encode_query(row))
                 out.count += 1
 

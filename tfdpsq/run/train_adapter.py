@@ -144,8 +144,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "corpus": sources.corpus_fingerprint(config.pairs),
-        "documents": documents.fingerprint,
-        "queries": sources.keyed_fingerprint(queries.fingerprint, private),
+        "documents": documents.store.fingerprint,
+        "queries": sources.keyed_fingerprint(queries.store.fingerprint, private),
         **hard_negatives.inputs(config.hard_negatives, config.pairs, private),
     }
     documents.require_corpus(inputs["corpus"])
@@ -182,7 +182,7 @@ def _make(
         )
     documents, queries = (embeddings.places() for embeddings in given)
     documents.require_all(sources.open_beir(config.pairs).documents(), config.pairs)
-    width = given[0].index.width
+    width = given[0].store.width
     inner = tf.keras.Input([width])
     model = tf.keras.Model(inner, layers.QueryAdapter()(inner))
     loss = layers.sampled_softmax(_drawn(config, given[0]), config.scale)
@@ -282,10 +282,10 @@ def _drawn(
     Raises:
       InputError: all are.
     """
-    size = documents.index.size
+    size = documents.store.size
     random = np.random.default_rng(config.seed)
     places = random.choice(size, min(config.negatives, size), replace=False)
-    vectors = documents.index.take(np.sort(places))
+    vectors = documents.store.vectors[np.sort(places)]
     vectors = vectors[vectors.any(axis=1)]
     if not np.isfinite(vectors).all():
         raise validation.DataError(

@@ -8,15 +8,13 @@ pairs, and without any guarantee on private ones. The other methods train direct
 private pairs by DP-SGD: "naive", "microbatch" and "public_negatives"; see
 `tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
-Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
-`query_length + document_length` tokens, and reads them a batch at a time: sets may have
-any size. So do the other methods, also with hard negatives, or with a frozen document
-tower, whose vectors are on disk, too.
+All methods stream their pairs, tokenised, to disk, four bytes for each of a row's
+`query_length + document_length` tokens, and read them a batch at a time: sets may have
+any size.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
@@ -40,7 +38,6 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
-from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
@@ -68,8 +65,8 @@ SETTINGS: settings.Declaration = {
     **continuing.declared(),
     # Trained weights, as patterns of their paths (`train_only`): "*layer_norm*",
     # "*projection/kernel", "*transformer_encoder_layer_2*". ("query_tower/*",)
-    # with shared = False freezes the documents' embeddings: each is computed
-    # once, and an index of them stays valid.
+    # with shared = False freezes the documents' embeddings: an index of them stays
+    # valid.
     "trained": settings.Several(("*",), settings.Text(""), 1),
     "method": settings.Text("plain", METHODS),
     "t5": training_settings.t5_settings(32128, 12, 12, 768, 2048, 64),
@@ -79,6 +76,9 @@ SETTINGS: settings.Declaration = {
     "shared": settings.Flag(True),
     "pooling": settings.Text("mean", ("mean", "first")),
     "bidirectional": settings.Flag(False),
+    # Count equal documents, and a query's other known answers, as negatives, as
+    # equation (1) of the paper does.
+    "false_negatives": settings.Flag(False),
     **training_settings.length_settings(384, 128),
     "batch_size": settings.Integer(32),
     **training_settings.steps_settings(0),
@@ -87,6 +87,9 @@ SETTINGS: settings.Declaration = {
     # Method "plain": rows embedded at a time where a batch exceeds memory; 0
     # embeds all at once.
     "rows_at_a_time": settings.Integer(0, 0),
+    # Method "plain": pairs held out of training, whose documents are searched for
+    # every `save_every` steps (`retriever.HitRate`).
+    "validation_pairs": settings.Integer(0, 0),
     **hard_negatives.declared(),
     "seed": settings.Integer(0, 0, settings.SEED),
     "jit_compile": settings.Flag(False),
@@ -100,7 +103,8 @@ _UNITS_AND_NOISE = (
 )
 _NEGATIVES = ("public_negatives",)
 ACTING = (
-    acting.Only("rows_at_a_time", "method", ("plain",)),
+    acting.Only("rows_at_a_time validation_pairs", "method", ("plain",)),
+    acting.Only("false_negatives", "method", ("plain", "naive", "microbatch")),
     acting.Only("microbatch_size", "method", retriever.METHODS),
     acting.Only("num_microbatches", "method", ("microbatch",)),
     acting.Only("negatives refresh_every most_documents", "method", _NEGATIVES),
@@ -186,13 +190,11 @@ def try_model(
     tokenizer = Tokenizer(vocabulary)
     if init:
         _require_vocabulary(init, vocabulary, tokenizer)
-    model = _untrained(config)
+    model = _untrained(config, tokenizer)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     if config.method == "plain":
         plain_training.check_rows(
-            config.rows_at_a_time,
-            config.batch_size // devices.replicas,
-            model.documents_frozen,
+            config.rows_at_a_time, config.batch_size // devices.replicas
         )
     tf.keras.backend.clear_session()
 
@@ -206,7 +208,7 @@ def _make(
     if config.method != "plain":
         continuing.require_continuable(config, parent)
     with devices.scope():
-        model = _untrained(config)
+        model = _untrained(config, tokenizer)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     outcome = outcomes.Outcome(0)
     certificate = parent
@@ -229,7 +231,9 @@ def _make(
         plan = None
         if config.method != "plain":
             units, plan = direct_training.planned(config, context, source)
-        reads = private_training.record_losses(context.private, source, config.strict)
+        reads = private_training.record_losses(
+            context.private, source, config.strict, bool(config.validation_pairs)
+        )
         with private_training.progress_of(
             context.run_dir,
             steps=config.steps,
@@ -239,7 +243,10 @@ def _make(
             strict=config.strict,
         ) as progress:
             if plan is None:
-                _train_plainly(config, context, model, source, progress, out)
+                if source.private:
+                    progress.epsilon = lambda step: math.inf
+                with private_training.locked(context.run_dir):
+                    plain_training.train(config, context, model, source, progress)
                 outcome = outcomes.Outcome(config.steps)
             else:
                 with private_training.open_run(
@@ -266,26 +273,7 @@ def _make(
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
-def _train_plainly(
-    config: ml_collections.ConfigDict,
-    context: contexts.Context,
-    model: retriever.TwoTower,
-    source: sources.Source,
-    progress: Progress,
-    out: pathlib.Path,
-) -> None:
-    """Trains by method "plain"; tokenised private queries stay with the run."""
-    scratch = out
-    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if source.private:
-        progress.epsilon = lambda step: math.inf
-        scratch, lock = context.run_dir, private_training.locked(context.run_dir)
-    rows = scratch / private_training.ROWS
-    with lock:
-        plain_training.train(config, context, model, source, progress, rows)
-
-
-def _untrained(config: Any) -> retriever.TwoTower:
+def _untrained(config: Any, tokenizer: Tokenizer) -> retriever.TwoTower:
     """Returns the retriever to start from: of `init`, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
     trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
@@ -310,7 +298,9 @@ def _untrained(config: Any) -> retriever.TwoTower:
             pooling=config.pooling,
             learned_scale=config.learned_scale,
             bidirectional=config.bidirectional,
+            false_negatives=config.false_negatives,
         ),
+        tokenizer,
         dtype=config.dtype,
     )
     if before is not None:

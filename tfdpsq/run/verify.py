@@ -81,8 +81,6 @@ def verify(
       InputError: no such directory, nothing in it, or arguments that do not fit.
       DataError: a ledger cannot be read.
     """
-    for ledger in ledgers:
-        validation.given_path("--ledger", ledger)
     problems: list[str] = []
     lines: list[str] = []
     logs: list[_Log] = []

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 from helpers import hf_fixtures
 
-from tfdpsq.generator import SamplingConfig, T5QueryGenerator
-from tfdpsq.generator.checkpoints import load_encoder, slots
-from tfdpsq.generator.decoding import generate
+from tfdpsq.generator import Greedy, T5QueryGenerator
+from tfdpsq.generator.checkpoints import load_encoder
+from tfdpsq.generator.checkpoints.weights import variable_of, weights_of
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -38,8 +38,8 @@ def _teacher_forced(model, inputs):
     batch = {name: tf.constant(inputs[name], tf.int32) for name in names}
     share = tf.cast(batch["query_lengths"], tf.float32)
     share /= tf.reduce_sum(share)
-    wanted = slots.slots(model.config)
-    variables = [slots.variable_of(model.backbone, slot) for slot in wanted]
+    wanted = weights_of(model.config)
+    variables = [variable_of(model.backbone, weight) for weight in wanted]
 
     # Runs faster than eagerly, and it is how training runs.
     @tf.function
@@ -51,27 +51,13 @@ def _teacher_forced(model, inputs):
 
     logits, loss, gradients = compute(batch)
     real = tf.sequence_mask(batch["query_lengths"])
-    turned = (slots.KERNEL, slots.HEAD)
     gradients = {
-        slot.name: gradient.numpy().T if slot.kind in turned else gradient.numpy()
-        for slot, gradient in zip(wanted, gradients)
+        weight.huggingface: gradient.numpy().T
+        if weight.transposed("huggingface")
+        else gradient.numpy()
+        for weight, gradient in zip(wanted, gradients)
     }
     return tf.boolean_mask(logits, real).numpy(), float(loss), gradients
-
-
-def _greedy(model, document_ids, document_lengths, tokens):
-    size = model.config.vocabulary_size
-    never = tf.one_hot([0, hf_fixtures.UNKNOWN], size, -np.inf, 0.0)
-    ids, _ = generate(
-        model,
-        tf.constant(document_ids, tf.int32),
-        tf.constant(document_lengths, tf.int32),
-        tf.zeros([len(document_ids), tokens]),
-        SamplingConfig(temperature=0.0),
-        tf.reduce_sum(never, 0),
-        hf_fixtures.EOS,
-    )
-    return ids.numpy()
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -99,12 +85,8 @@ def test_logits_loss_and_gradients_are_those_of_hugging_face(recorded):
 
 def test_greedy_queries_are_those_of_hugging_face(recorded):
     model, theirs = recorded
-    ids = _greedy(
-        model,
-        theirs["greedy_document_ids"],
-        theirs["greedy_document_lengths"],
-        hf_fixtures.NEW_TOKENS,
-    )
+    documents = theirs["greedy_document_ids"]
+    ids = model.generate(documents, Greedy(), hf_fixtures.NEW_TOKENS)
 
     np.testing.assert_array_equal(ids, theirs["greedy_ids"])
 

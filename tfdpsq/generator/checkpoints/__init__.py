@@ -1,7 +1,7 @@
-"""T5 checkpoints in and out: Hugging Face, keras-nlp presets, T5X."""
+"""T5 checkpoints in and out: Hugging Face, keras-nlp presets, T5X, sentence-T5."""
 
-from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
-from tfdpsq.generator.checkpoints.formats import (
+from tfdpsq.generator.checkpoints.checkpoint import (
+    Checkpoint,
     load,
     load_encoder,
     locate,

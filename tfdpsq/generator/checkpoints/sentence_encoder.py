@@ -15,42 +15,32 @@ Source: github.com/UKPLab/sentence-transformers, base/modules.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 
 from tfdpsq import validation
-from tfdpsq.data import files
-from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator.checkpoints import fast_tokenizer, huggingface, pickled
-from tfdpsq.generator.checkpoints.checkpoint import read_json
-from tfdpsq.generator.checkpoints.weights import read_tensors
+from tfdpsq.data import io
+from tfdpsq.generator.checkpoints import huggingface, tensors
+from tfdpsq.generator.checkpoints.tensors import read_json, reading
 
 MODULES_FILE = "modules.json"
 _TYPES = "sentence_transformers.models"
 _CHAIN = ("Transformer", "Pooling", "Dense", "Normalize")
+_PLACES = ("", "1_Pooling", "2_Dense", "3_Normalize")
 _LINEAR = "linear.weight"
 _IDENTITY = "torch.nn.modules.linear.Identity"
 # Ours: the library's, in its older configs and in newer ones.
 _POOLINGS = {
-    "mean": ("pooling_mode_mean_tokens", "mean"),
-    "first": ("pooling_mode_cls_token", "cls"),
+    "mean": (["pooling_mode_mean_tokens"], ["mean"]),
+    "first": (["pooling_mode_cls_token"], ["cls"]),
 }
-_ONLY = (
-    "Only a T5 encoder with mean or first-token pooling, at most one projection "
-    "without bias, and unit length can be loaded"
-)
 
 
-@dataclasses.dataclass(frozen=True)
-class SentenceEncoder:
-    """All that a sentence encoder adds to its T5.
+class SentenceEncoder(NamedTuple):
+    """What a sentence encoder adds to its T5.
 
     Attributes:
       pooling: "mean" over real tokens, or the "first" token.
@@ -62,10 +52,7 @@ class SentenceEncoder:
 
 
 def read_sentence_encoder(path: str | os.PathLike) -> SentenceEncoder | None:
-    """Reads the modules of a directory.
-
-    Returns:
-      The modules after the T5; `None` where there are none.
+    """Reads the modules of a directory; `None` where there are none.
 
     Raises:
       InputError: the projection is a pickle, and torch is not installed.
@@ -75,27 +62,40 @@ def read_sentence_encoder(path: str | os.PathLike) -> SentenceEncoder | None:
     file = path / MODULES_FILE
     if not file.is_file():
         return None
-    modules = _read(file, list)
-    kinds = [str(_field(file, each, "type")).rpartition(".")[2] for each in modules]
-    wanted = [kind for kind in _CHAIN if kind != "Dense" or "Dense" in kinds]
-    if kinds != wanted:
-        raise validation.DataError(
-            file, f"its modules are {', '.join(kinds)}, not {', '.join(wanted)}", _ONLY
-        )
-    places = {k: str(_field(file, m, "path")) for k, m in zip(kinds, modules)}
-    if places["Transformer"]:
-        raise validation.DataError(
-            file,
-            f"its T5 is in {places['Transformer']}, not in the directory itself",
-            "Load and save it with sentence-transformers 2 or later",
-        )
+    with reading(file):
+        modules = [(m["type"].rpartition(".")[2], m["path"]) for m in read_json(file)]
+    dense = [path / place for kind, place in modules if kind == "Dense"]
+    wanted = [kind for kind in _CHAIN if kind != "Dense" or dense]
+    if [kind for kind, _ in modules] != wanted or modules[0][1]:
+        raise _other(file, f"its modules are {modules}")
     own = path / "sentence_bert_config.json"
-    if own.is_file() and _read(own, dict).get("do_lower_case"):
-        raise validation.DataError(own, "do_lower_case is true", _ONLY)
-    projection = None
-    if "Dense" in places:
-        projection = _projection(path / places["Dense"])
-    return SentenceEncoder(_pooling(path / places["Pooling"]), projection)
+    if own.is_file():
+        _require(own, do_lower_case=(None, False))
+    file = path / modules[1][1] / "config.json"
+    config = read_json(file)
+    on = [key for key, value in config.items() if "pooling_mode_" in key and value]
+    given = np.atleast_1d(config.get("pooling_mode", on)).tolist()
+    poolings = [ours for ours, names in _POOLINGS.items() if given in names]
+    if not poolings:
+        raise _other(file, f"it pools by {given}")
+    return SentenceEncoder(poolings[0], _projection(dense[0]) if dense else None)
+
+
+def _projection(path: pathlib.Path) -> np.ndarray:
+    """Reads the matrix [hidden, D] of a module."""
+    config = path / "config.json"
+    _require(config, bias=(False,), activation_function=(_IDENTITY,))
+    found = huggingface.tensors_in(path)
+    if list(found) != [_LINEAR] or len(found[_LINEAR].shape) != 2:
+        raise _other(path, f"it holds {list(found)}, not the matrix {_LINEAR} alone")
+    return tensors.finite_value(found[_LINEAR], _LINEAR).T
+
+
+def _require(file: pathlib.Path, **wanted: tuple[Any, ...]) -> None:
+    config = read_json(file)
+    for key, choices in wanted.items():
+        if config.get(key) not in choices:
+            raise _other(file, f"{key} is {config.get(key)!r}, not {choices[-1]!r}")
 
 
 def save(
@@ -111,108 +111,36 @@ def save(
     """
     directory = pathlib.Path(directory)
     hidden, width = projection.shape
-    names = ["", "1_Pooling", "2_Dense", "3_Normalize"]
-    for name in names[1:]:
-        (directory / name).mkdir()
-    files.write_json(
-        directory / "1_Pooling" / "config.json",
-        {
-            "word_embedding_dimension": hidden,
-            **{old: mode == pooling for mode, (old, _) in _POOLINGS.items()},
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
-        },
-    )
-    dense = {"in_features": hidden, "out_features": width, "bias": False}
-    files.write_json(
-        directory / "2_Dense" / "config.json",
-        {**dense, "activation_function": _IDENTITY},
-    )
-    safetensors.numpy.save_file(
-        {_LINEAR: np.ascontiguousarray(projection.T, np.float32)},
-        directory / "2_Dense" / huggingface.WEIGHTS_FILE,
-    )
-    files.write_json(
-        directory / "sentence_bert_config.json",
-        {"max_seq_length": length, "do_lower_case": False},
-    )
-    files.write_json(
-        directory / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": length,
-            "pad_token": "<pad>",
-            "eos_token": "</s>",
-            "unk_token": "<unk>",
-        },
-    )
-    text = fast_tokenizer.tokenizer_json(directory / VOCABULARY_FILE)
-    files.atomic_write(directory / fast_tokenizer.TOKENIZER_FILE, text)
+    for name in _PLACES[1:]:
+        (directory / name).mkdir(exist_ok=True)
+    modes = {old: mode == pooling for mode, ((old,), _) in _POOLINGS.items()}
+    modes.update(pooling_mode_max_tokens=False, pooling_mode_mean_sqrt_len_tokens=False)
     chain = [
-        {"idx": place, "name": str(place), "path": name, "type": f"{_TYPES}.{kind}"}
-        for place, (name, kind) in enumerate(zip(names, _CHAIN))
+        {"idx": i, "name": str(i), "path": name, "type": f"{_TYPES}.{kind}"}
+        for i, (name, kind) in enumerate(zip(_PLACES, _CHAIN))
     ]
-    text = json.dumps(chain, indent=2)
-    files.atomic_write(directory / MODULES_FILE, text + "\n")
+    files: dict[str, Any] = {
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden, **modes},
+        "2_Dense/config.json": {
+            "in_features": hidden,
+            "out_features": width,
+            "bias": False,
+            "activation_function": _IDENTITY,
+        },
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        MODULES_FILE: chain,
+    }
+    matrix = np.ascontiguousarray(projection.T, np.float32)
+    file = directory / "2_Dense" / huggingface.WEIGHTS_FILE
+    tensors.write_tensors(file, {_LINEAR: matrix})
+    for name, content in files.items():
+        io.write_json(directory / name, content)
 
 
-def _pooling(path: pathlib.Path) -> str:
-    """Returns the pooling that a module's config states."""
-    file = path / "config.json"
-    config = _read(file, dict)
-    on = sorted(k for k, v in config.items() if k.startswith("pooling_mode_") and v)
-    given = config.get("pooling_mode", on)
-    given = [given] if isinstance(given, str) else list(given)
-    for ours, names in _POOLINGS.items():
-        if len(given) == 1 and given[0] in names:
-            return ours
-    raise validation.DataError(
-        file, f"it pools by {', '.join(map(str, given)) or 'nothing'}", _ONLY
+def _other(path: pathlib.Path, problem: str) -> validation.DataError:
+    return validation.DataError(
+        path,
+        problem,
+        "Only a T5 encoder with mean or first-token pooling, at most one projection "
+        "without bias, and unit length can be loaded",
     )
-
-
-def _projection(path: pathlib.Path) -> np.ndarray:
-    """Returns the matrix [hidden, D] of a module."""
-    file = path / "config.json"
-    config = _read(file, dict)
-    for key, value in (("bias", False), ("activation_function", _IDENTITY)):
-        if config.get(key) != value:
-            raise validation.DataError(
-                file, f"{key} is {config.get(key)!r}, not {value!r}", _ONLY
-            )
-    if (path / huggingface.WEIGHTS_FILE).is_file():
-        weights = path / huggingface.WEIGHTS_FILE
-        tensors = read_tensors(weights)
-    else:
-        weights = path / pickled.WEIGHTS_FILE
-        if not weights.is_file():
-            raise validation.DataError(path, "it has no weights", "Copy it again")
-        found = pickled.tensors_of(weights)
-        tensors = {name: pickled.rows(t, 0, len(t)) for name, t in found.items()}
-    shape = [config.get("out_features"), config.get("in_features")]
-    matrix = tensors.get(_LINEAR)
-    if set(tensors) != {_LINEAR} or list(np.shape(matrix)) != shape:
-        found_shapes = {name: list(value.shape) for name, value in tensors.items()}
-        raise validation.DataError(
-            weights,
-            f"it holds {found_shapes}, not {_LINEAR} of shape {shape}",
-            "Copy all files of one model",
-        )
-    matrix = np.asarray(matrix, np.float32)
-    if not np.isfinite(matrix).all():
-        raise validation.DataError(
-            weights, f"tensor {_LINEAR} holds NaN or infinity", "Copy it again"
-        )
-    return matrix.T
-
-
-def _field(file: pathlib.Path, module: Any, name: str) -> Any:
-    if not isinstance(module, Mapping) or not isinstance(module.get(name), str):
-        raise validation.DataError(
-            file, f"a module has no {name}", "Copy the file again"
-        )
-    return module[name]
-
-
-def _read(file: pathlib.Path, kind: type) -> Any:
-    return read_json(file, kind, kind.__name__, "model")

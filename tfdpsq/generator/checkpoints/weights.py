@@ -1,307 +1,212 @@
-"""Values of weights from a checkpoint into a model and back, whatever the format.
+"""The weights of a T5: where a model has them, and their names in each format.
 
-A format says where its files keep each weight (`slots.Slot`) and how to read them
-(`Source`); `check` and then `load_into` do the rest, the same for all:
-
-| in the checkpoint                    | what happens                               |
-|--------------------------------------|--------------------------------------------|
-| a tensor lacks, or is one too many   | an error names it, before anything is read |
-| a shape is another, or no floats     | the same, with both shapes                 |
-| a value is NaN or infinite           | an error names its tensor                  |
-| a second copy of a tensor            | must equal it, or is named as an error     |
-| float16 or bfloat16 values           | become float32, exactly                    |
-
-A model that `load_into` failed on holds part of the new weights, so loaders build
-their own and hand it over only when it is complete. Tensors pass in blocks of rows,
-so that reading or writing needs little more memory than the model itself.
+Sentence encoders have Hugging Face's names, without the decoder's. T5X folds
+attention's 1/sqrt(key/value size) into how it initialises queries, and scales tied
+logits by hidden_dim^-0.5, so its weights mean here what they mean there.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.generator.checkpoints.slots import Slot, value_of, variable_of
+from tfdpsq.layers import T5Config
 
+BUCKETS = 32  # of relative positions, in every T5
 DTYPES = ("float32", "float16", "bfloat16")
-_BLOCK_BYTES = 16 << 20
-_NAMED_AT_MOST = 5
+SOFT_PROMPT = "soft_prompt"  # its name in every format
+
+# Of a layer: path in keras-nlp's, name in a block of Hugging Face's, name in T5X's, and
+# shape. `own`, `last` and `wi` depend on the stack and on the version.
+_LAYER = """
+self_attention/query_projector/kernel   0.SelfAttention.q   {own}/query   hidden inner
+self_attention/key_projector/kernel     0.SelfAttention.k   {own}/key     hidden inner
+self_attention/value_projector/kernel   0.SelfAttention.v   {own}/value   hidden inner
+self_attention/output_projector/kernel  0.SelfAttention.o   {own}/out     inner hidden
+self_attention_layer_norm/weight 0.layer_norm pre_{own}_layer_norm hidden
+cross_attention/query_projector/kernel  1.EncDecAttention.q {cross}/query hidden inner
+cross_attention/key_projector/kernel    1.EncDecAttention.k {cross}/key   hidden inner
+cross_attention/value_projector/kernel  1.EncDecAttention.v {cross}/value hidden inner
+cross_attention/output_projector/kernel 1.EncDecAttention.o {cross}/out   inner hidden
+cross_attention_layer_norm/weight 1.layer_norm pre_cross_attention_layer_norm hidden
+input_projector/kernel   {last}.DenseReluDense.{wi} mlp/{wi}      hidden wide
+gate_projector/kernel    {last}.DenseReluDense.wi_1 mlp/wi_1      hidden wide
+output_projector/kernel  {last}.DenseReluDense.wo mlp/wo        wide hidden
+layer_norm/weight {last}.layer_norm pre_mlp_layer_norm hidden
+"""
+_EMBEDDING = (
+    "token_embedding/embeddings shared token_embedder/embedding vocabulary hidden"
+)
+_HEAD = (
+    "token_embedding/reverse_embeddings lm_head decoder/logits_dense/kernel "
+    "hidden vocabulary"
+)
+_POSITIONS = (
+    "self_attention/relative_attention_bias 0.SelfAttention.relative_attention_bias "
+    "relpos_bias/rel_embedding buckets heads"
+)
+# The attributes whose values a format holds transposed.
+_TRANSPOSED = {
+    "huggingface": ("kernel", "reverse_embeddings"),
+    "t5x": ("relative_attention_bias",),
+    "keras": (),
+}
 
 
-class Entry(NamedTuple):
-    """A tensor in a checkpoint, as its header describes it.
+class Weight(NamedTuple):
+    """One weight of a T5: its place and shape in the model, and its names in files.
 
-    Attributes:
-      shape: as stored.
-      dtype: NumPy's name for it, such as "float32" or "bfloat16".
-      file: the file that holds it.
+    `path` is what leads from the backbone to the variable: attributes and indices.
     """
 
+    path: str
     shape: tuple[int, ...]
-    dtype: str
-    file: str | os.PathLike
+    huggingface: str
+    t5x: str
+    keras: str
+
+    def transposed(self, form: str) -> bool:
+        """Returns whether a format holds the transpose of the model's value."""
+        return self.path.endswith(_TRANSPOSED[form])
 
 
-class Source(Protocol):
-    """A checkpoint whose headers have been read, of any format."""
+def weights_of(
+    config: T5Config, encoder_only: bool = False, soft_prompt: int = 0
+) -> list[Weight]:
+    """Lists every weight of a T5, or of its encoder alone.
 
-    @property
-    def path(self) -> str | os.PathLike:
-        """The checkpoint, for messages about it as a whole."""
-        ...
+    No format knows of a soft prompt of a length above 0: other readers pass it over,
+    and run the T5 that it was tuned for.
+    """
+    sizes = {
+        "vocabulary": config.vocabulary_size,
+        "hidden": config.hidden_dim,
+        "inner": config.num_heads * config.key_value_dim,
+        "wide": config.intermediate_dim,
+        "buckets": BUCKETS,
+        "heads": config.num_heads,
+    }
+    found = []
 
-    @property
-    def tensors(self) -> Mapping[str, Entry]:
-        """Returns the tensors by their stored names."""
-        ...
+    def add(row: str, place: str = "", block: str = "", t5x: str = "") -> None:
+        path, theirs, name, *shape = row.split()
+        path = place + path
+        suffix = {"kernel": "/kernel", "weight": "/scale"}.get(path.rpartition("/")[2])
+        found.append(
+            Weight(
+                path,
+                tuple(sizes[each] for each in shape),
+                f"{block}{theirs}.weight",
+                f"target/{t5x}{name}{suffix or ''}",
+                _keras_name(path, config.num_layers),
+            )
+        )
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows [start, stop) of a tensor's first axis, in its stored dtype.
+    add(_EMBEDDING)
+    for side in ("encoder",) if encoder_only else ("encoder", "decoder"):
+        names = {
+            "own": "attention" if side == "encoder" else "self_attention",
+            "cross": "encoder_decoder_attention",
+            "last": 1 if side == "encoder" else 2,
+            "wi": "wi" if config.version == "1.0" else "wi_0",
+        }
+        absent = ["cross"] * (side == "encoder") + ["gate"] * (config.version == "1.0")
+        rows = _LAYER.format(**names).strip().splitlines()
+        rows = [row for row in rows if not row.startswith(tuple(absent))]
+        for layer in range(config.num_layers):
+            place = f"{side}_transformer_layers/{layer}/"
+            block = f"{side}.block.{layer}.layer."
+            if layer == 0:
+                add(_POSITIONS, place, block, f"{side}/")
+            for row in rows:
+                add(row, place, block, f"{side}/layers_{layer}/")
+        final = f"{side}_layer_norm/weight {side}.final_layer_norm {side}/{side}_norm"
+        add(f"{final} hidden")
+    if not (config.tied or encoder_only):
+        add(_HEAD)
+    if soft_prompt:
+        shape = (soft_prompt, config.hidden_dim)
+        found.append(Weight("soft_prompt/vectors", shape, *(SOFT_PROMPT,) * 3))
+    return found
 
-        Raises:
-          DataError: the file is damaged.
-        """
-        ...
 
-
-def check(
-    wanted: Sequence[Slot],
-    source: Source,
-    copies: Mapping[str, str] | None = None,
-    ignored: Collection[str] = (),
-) -> None:
-    """Compares a checkpoint's headers with what a model needs; reads no values.
-
-    Args:
-      wanted: the model's weights.
-      source: the checkpoint.
-      copies: tensors it may hold a second time: {copy: the stored name it equals}.
-      ignored: stored names that are no weights of the model, and may be there.
+def variable_of(model: tf.keras.Model, weight: Weight) -> tf.Variable:
+    """Returns the variable that a weight's values are loaded into.
 
     Raises:
-      DataError: a tensor is missing, unknown, of another shape, or not of floats.
+      InputError: a LoRA layer has replaced it.
     """
-    copies = copies or {}
-    shapes = {slot.stored: slot.stored_shape for slot in wanted}
-    _name_all(source, "lacks", [n for n in shapes if n not in source.tensors])
-    known = shapes.keys() | copies.keys() | set(ignored)
-    _name_all(source, "has", [n for n in source.tensors if n not in known], "unknown ")
-    shapes.update({copy: shapes[name] for copy, name in copies.items()})
-    for name, shape in shapes.items():
-        if name not in source.tensors:
-            continue  # a copy that is not there
-        entry = source.tensors[name]
-        if tuple(entry.shape) != tuple(shape):
-            raise validation.DataError(
-                entry.file,
-                f"tensor {name} has shape {list(entry.shape)}, the model's config "
-                f"makes it {list(shape)}",
-                "Use the config that belongs to these weights.",
-            )
-        if entry.dtype not in DTYPES:
-            raise validation.DataError(
-                entry.file,
-                f"tensor {name} holds {entry.dtype}",
-                f"Weights must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}.",
-            )
+    owner, name = _owner(model, weight.path), weight.path.rpartition("/")[2]
+    if hasattr(owner, "merge"):
+        raise validation.InputError(
+            f"{weight.huggingface} belongs to a LoRA layer. Load the weights first, "
+            "then apply LoRA."
+        )
+    return getattr(owner, name)
 
 
-def load_into(
+def value_of(model: tf.keras.Model, weight: Weight) -> tf.Variable | tf.Tensor:
+    """Returns a weight in the model's layout, float32, LoRA's update included."""
+    owner, name = _owner(model, weight.path), weight.path.rpartition("/")[2]
+    return owner.merge() if hasattr(owner, "merge") else getattr(owner, name)
+
+
+def stored_values(
     model: tf.keras.Model,
-    wanted: Sequence[Slot],
-    source: Source,
-    copies: Mapping[str, str] | None = None,
-) -> None:
-    """Assigns a checkpoint's values to a model's weights, all of them.
-
-    Args:
-      model: a backbone, or an encoder if `wanted` names an encoder's weights.
-      wanted: the model's weights and where the checkpoint has them.
-      source: the checkpoint, whose headers `check` has found right.
-      copies: see `check`.
-
-    Raises:
-      DataError: a value is NaN or infinite, a copy differs, or a file is damaged,
-        after which the model must not be used.
-      InputError: the model has LoRA layers.
-    """
-    for slot in wanted:
-        variable = variable_of(model, slot)
-        rows = slot.stored_shape[0]
-        # Of replicated variables only the whole can be assigned.
-        replicated = isinstance(variable, tf.distribute.DistributedValues)
-        step = rows if replicated else _rows_per_block(slot.stored_shape)
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            block = _finite_block(source, slot.stored, start, stop)
-            block = block.T if slot.transposed else block
-            block = tf.constant(block, variable.dtype)
-            if stop - start == rows:
-                variable.assign(block)
-            else:
-                _assign_slice(variable, block, start, stop, int(slot.transposed))
-    check_copies(source, copies or {})
-
-
-def require_readable(path: str | os.PathLike) -> None:
-    """Says why a file cannot be opened, which safetensors takes for one that is gone.
-
-    Raises:
-      DataError: gives the operating system's reason.
-    """
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise validation.DataError(
-            path, f"cannot be read ({error.strerror})", "Change its permissions"
-        ) from error
-
-
-def read_tensors(
-    path: str | os.PathLike, remedy: str = "Copy it again"
-) -> dict[str, np.ndarray]:
-    """Reads all tensors of a safetensors file.
-
-    Raises:
-      DataError: it cannot be read, is damaged, or holds what NumPy has no type for.
-    """
-    require_readable(path)
-    try:
-        return safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, OSError, KeyError) as error:
-        raise validation.DataError(
-            path, f"it is truncated or damaged ({error})", remedy
-        ) from error
-
-
-def check_copies(source: Source, copies: Mapping[str, str]) -> None:
-    """Reads the second copies of tensors and compares them with the first.
-
-    Args:
-      source: the checkpoint.
-      copies: see `check`.
-
-    Raises:
-      DataError: a copy differs, or a file is damaged.
-    """
-    for copy, name in copies.items():
-        if copy in source.tensors:
-            _check_copy(source, copy, name)
-
-
-def read_value(source: Source, slot: Slot) -> np.ndarray:
-    """Reads all of one weight.
-
-    Args:
-      source: the checkpoint, whose headers `check` has found right.
-      slot: the weight, and where this checkpoint has it.
-
-    Returns:
-      [*slot.shape] float32, in the model's layout.
-
-    Raises:
-      DataError: a value is NaN or infinite, or the file is damaged.
-    """
-    value = _finite_block(source, slot.stored, 0, slot.stored_shape[0])
-    return value.T if slot.transposed else value
-
-
-def stored_blocks(
-    model: tf.keras.Model, slot: Slot, dtype: str = "float32"
-) -> Iterator[np.ndarray]:
-    """A weight as a checkpoint stores it, a block of rows at a time.
-
-    Args:
-      model: a backbone, or an encoder; or a `Checkpoint`, which is then read a
-        weight at a time.
-      slot: the weight.
-      dtype: one of `DTYPES`; values are rounded to the nearest.
-
-    Yields:
-      Consecutive rows of the stored layout, contiguous arrays of `dtype`.
+    config: T5Config,
+    form: str,
+    dtype: str = "float32",
+    encoder_only: bool = False,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields names and values of a backbone's weights as a format stores them.
 
     Raises:
       InputError: a value is NaN or infinite, or becomes so in `dtype`.
     """
-    validation.one_of("dtype", dtype, DTYPES)
-    if hasattr(model, "read_value"):
-        value = model.read_value(slot)
-    else:
-        value = tf.convert_to_tensor(value_of(model, slot))
-    rows, step = slot.stored_shape[0], _rows_per_block(slot.stored_shape)
-    for start in range(0, rows, step):
-        if slot.transposed:
-            block = tf.transpose(value[:, start : start + step])
-        else:
-            block = value[start : start + step]
-        cast = tf.cast(block, dtype)
-        if not tf.reduce_all(tf.math.is_finite(cast)):
+    prompt = getattr(model, "soft_prompt", None)
+    length = 0 if prompt is None else prompt.length
+    for weight in weights_of(config, encoder_only, length):
+        value = tf.cast(tf.convert_to_tensor(value_of(model, weight)), dtype)
+        if not tf.reduce_all(tf.math.is_finite(value)):
             raise validation.InputError(
-                f"weight {slot.name} holds values that are not finite in {dtype}. "
-                + ("" if dtype == "float32" else "Use float32 or bfloat16, or ")
-                + "use weights from before training diverged."
+                f"weight {weight.huggingface} is not finite in {dtype}. Use weights "
+                "from before training diverged, or a dtype with a larger range."
             )
-        yield cast.numpy()
+        array = value.numpy()
+        array = array.T if weight.transposed(form) else array
+        yield getattr(weight, form), np.ascontiguousarray(array)
 
 
-def _rows_per_block(shape: Sequence[int]) -> int:
-    return max(1, _BLOCK_BYTES // (4 * math.prod(shape[1:])))
+def _owner(model: tf.keras.Model, path: str) -> Any:
+    """Returns the layer that has a weight, in a backbone or an encoder."""
+    first, *rest, _ = path.split("/")
+    if hasattr(model, "encoder_transformer_layers"):
+        found = getattr(model, first)
+    elif first == "encoder_transformer_layers":
+        found = model.get_layer(f"transformer_encoder_layer_{rest.pop(0)}")
+    else:  # an encoder is a functional model that has its layers by name only
+        names = {"encoder_layer_norm": "encoder_output_layer_norm"}
+        found = model.get_layer(names.get(first, first))
+    for key in rest:
+        found = found[int(key)] if key.isdigit() else getattr(found, key)
+    return found
 
 
-def _finite_block(source: Source, name: str, start: int, stop: int) -> np.ndarray:
-    block = np.asarray(source.read(name, start, stop), np.float32)
-    if not np.isfinite(block).all():
-        row = start + int(np.argmin(np.isfinite(block).reshape(len(block), -1).all(1)))
-        raise validation.DataError(
-            source.tensors[name].file,
-            f"tensor {name} holds NaN or infinity in row {row}",
-            "These weights are broken: use a checkpoint from before they were.",
-        )
-    return block
+def _keras_name(path: str, num_layers: int) -> str:
+    """Returns the dataset of the weight at `path`.
 
-
-def _assign_slice(
-    variable: tf.Variable, block: tf.Tensor, start: int, stop: int, axis: int
-) -> None:
-    """Assigns [start, stop) of an axis of a matrix in place."""
-    begin, end = [0, 0], list(variable.shape)
-    begin[axis], end[axis] = start, stop
-    tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle, begin=begin, end=end, strides=[1, 1], value=block
-    )
-
-
-def _check_copy(source: Source, copy: str, name: str) -> None:
-    shape = source.tensors[name].shape
-    step = _rows_per_block(shape)
-    for start in range(0, shape[0], step):
-        stop = min(start + step, shape[0])
-        values = _finite_block(source, copy, start, stop)
-        if not np.array_equal(values, _finite_block(source, name, start, stop)):
-            raise validation.DataError(
-                source.tensors[copy].file,
-                f"tensor {copy} differs from {name}, though the model's config makes "
-                "them one",
-                "Use the config that belongs to these weights.",
-            )
-
-
-def _name_all(source: Source, verb: str, names: Sequence[str], what: str = "") -> None:
-    if names:
-        shown = ", ".join(names[:_NAMED_AT_MOST])
-        more = len(names) - _NAMED_AT_MOST
-        files = {str(source.tensors[n].file) for n in names if n in source.tensors}
-        tensors = f"{len(names)} {what}tensor{'s' if len(names) > 1 else ''}"
-        raise validation.DataError(
-            files.pop() if len(files) == 1 else source.path,
-            f"it {verb} {tensors}: {shown}" + (f" and {more} more" if more > 0 else ""),
-            "Use the weights and the config of one model.",
-        )
+    Keras counts layers of one class in the order in which the model calls them.
+    """
+    first, *rest, last = path.split("/")
+    if first == "token_embedding":
+        return f"layers/reversible_embedding/vars/{int(last != 'embeddings')}"
+    decoder = first.startswith("decoder")
+    if not rest:
+        return f"layers/t5_layer_norm{'_1' if decoder else ''}/vars/0"
+    number = int(rest[0]) + (num_layers if decoder else 0)
+    layer = f"layers/t5_transformer_layer{f'_{number}' if number else ''}"
+    return "/".join([layer, *rest[1:], "vars/0"])

@@ -364,6 +364,6 @@ _NAMED: dict[str, Rule] = {
     f"{_T5}.t5_multi_head_attention.T5MultiHeadAttention": t5_attention,
     "tfdpsq.layers.folded.Folded": folded,
     "tfdpsq.layers.scale.Scale": scale,
-    "tfdpsq.layers.t5_layers.T5MultiHeadAttention": t5_attention,
-    "tfdpsq.layers.t5_layers.TokenEmbedding": reversible_embedding,
+    "tfdpsq.layers.t5.T5MultiHeadAttention": t5_attention,
+    "tfdpsq.layers.t5.TokenEmbedding": reversible_embedding,
 }

@@ -36,8 +36,8 @@ from tfdpsq.privacy.spec import PrivacySpec
 FORMAT = "tfdpsq-certificate/4"
 FILE_NAME = "certificate.json"
 MARK = "certificate_digest"
-# Of a T5, a retriever, and a search that may be deployed alone.
-CONFIGS = ("config.json", "model/config.json", "search/config.json")
+# Of a T5, a retriever, and a search or a reranker that may be deployed alone.
+CONFIGS = tuple(f"{at}config.json" for at in ("", "model/", "search/", "reranker/"))
 # All files that are marked; a set's manifest holds the certificate itself.
 MARKED = (*CONFIGS, "stage.json", "manifest.json")
 # The privacy class in a `stage.json`, and its value if no certificate covers all of it.

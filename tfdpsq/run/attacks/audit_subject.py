@@ -15,10 +15,9 @@ from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import (
-    SamplingConfig,
-    SynthesisConfig,
-    Synthesizer,
+    Preprocessor,
     T5QueryGenerator,
+    TopP,
 )
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import parents_of
@@ -77,19 +76,16 @@ class Subject:
 
         For the documents without the secret, which would otherwise only be copied.
         """
-        settings = SynthesisConfig(
-            samples_per_document=self.config.samples_per_document,
-            document_length=self.trained.document_length,
-            query_length=self.trained.query_length,
-            batch_size=self.config.batch_size,
-            seed=self.config.seed,
-            prompt=prompt_of(self.trained),
-            sampling=SamplingConfig(top_p=0.8),  # the paper's
-        )
         documents = [self.documents[canary.document_id] for canary in made]
         with strategy.here():
-            writer = Synthesizer(self.model, self.tokenizer, settings)
-        for row in writer.queries(documents):
+            rows = self.model.write_queries(
+                documents,
+                TopP(0.8),  # the paper's
+                seed=self.config.seed,
+                samples=self.config.samples_per_document,
+                batch_size=self.config.batch_size,
+            )
+        for row in rows:
             yield row.query
 
 
@@ -103,16 +99,18 @@ def load(
     tokenizer = Tokenizer(
         sources.trained_vocabulary(trained.vocabulary, config.generator)
     )
-    lengths = (trained.document_length, trained.query_length)
+    preprocessor = Preprocessor(
+        tokenizer, prompt_of(trained), trained.document_length, trained.query_length
+    )
 
     def loaded(
         path: str,
     ) -> tuple[T5QueryGenerator, text_scores.LikelihoodScorer]:
         with strategy.here():
             model = T5QueryGenerator.from_preset(path)
-            return model, text_scores.LikelihoodScorer(
-                model, tokenizer, *lengths, config.batch_size, prompt_of(trained)
-            )
+            model.preprocessor = preprocessor
+            scorer = text_scores.LikelihoodScorer(model, batch_size=config.batch_size)
+            return model, scorer
 
     wanted = {canary.document_id for canary in made}
     model, scorer = loaded(config.generator)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, any_files
+from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import releases
 
@@ -180,7 +180,7 @@ def holds_canaries(pairs: str) -> bool:
 
 def _found_in(pairs: str) -> pathlib.Path | None:
     """Returns the file that says that pairs hold canaries; `None` if none does."""
-    pairs = any_files.without_scheme(pairs)
+    pairs = os.fspath(pairs)
     if not os.path.isdir(pairs):  # an embedded corpus, or missing
         return None
     for place in releases.places_of(pairs):

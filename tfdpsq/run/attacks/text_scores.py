@@ -29,9 +29,10 @@ class LikelihoodScorer(QueryLikelihood):
         Raises:
           InputError: a query with too many tokens, unless `cut`.
         """
-        for start in range(0, 0 if cut else len(pairs), self._batch_size):
-            part = pairs[start : start + self._batch_size]
-            _require_whole(part, self._tokenizer, self._lengths[1])
+        for start in range(0, 0 if cut else len(pairs), self.batch_size):
+            part = pairs[start : start + self.batch_size]
+            own = self.preprocessor
+            _require_whole(part, own.tokenizer, own.query_length)
         texts = ((pair.document, pair.query) for pair in pairs)
         return np.fromiter(self.scores(texts), np.float64, len(pairs))
 
@@ -109,9 +110,8 @@ def set_scores(
             of_document.setdefault(document_id, []).append(query)
     model = evaluation.NgramModel(texts, order)
     chrf = CHRF()
-    likelihood, nearest = [], []
+    nearest = []
     for pair in pairs:
-        likelihood.append(model.log_likelihood(pair.query))
         others = of_document.get(pair.document_id, [])
         nearest.append(
             max(
@@ -119,4 +119,5 @@ def set_scores(
                 default=0.0,
             )
         )
-    return {"language_model": np.array(likelihood), "nearest": np.array(nearest)}
+    likelihood = model.log_likelihoods(pair.query for pair in pairs)
+    return {"language_model": likelihood, "nearest": np.array(nearest)}

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import files
+from tfdpsq.data import io
 from tfdpsq.run.core import config_file, settings, streams
 from tfdpsq.run.devices import dtypes, preemption, strategy
 
@@ -185,7 +185,7 @@ def _reported_errors() -> Iterator[None]:
     """Ends the program with one line and an exit status when the block fails."""
     try:
         preemption.imported()
-        with files.full_disk_as_os_error():
+        with io.full_disk_as_os_error():
             yield
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
@@ -222,14 +222,20 @@ def _reported_errors() -> Iterator[None]:
         )
 
 
+def _one_line(message: object) -> str:
+    """Puts a message on one line, long words (values, paths) cut."""
+    words = str(message).split()
+    return " ".join(w if len(w) <= 300 else validation.cut(w) for w in words)
+
+
 def _refuse(message: object) -> NoReturn:
-    sys.stderr.write(f"error: {validation.one_line(message)}\n")
+    sys.stderr.write(f"error: {_one_line(message)}\n")
     sys.exit(2)
 
 
 def _of_system(error: Exception) -> str:
     """Returns an error's message; adds the remedy to the operating system's errors."""
-    if isinstance(error, OSError) and error.errno in files.FULL:
+    if isinstance(error, OSError) and error.errno in io.FULL:
         of = f"{os.fspath(error.filename)!s}: " if error.filename else ""
         return (
             f"{of}{error.strerror}. Make room there (or lift the quota), and start the "
@@ -277,11 +283,6 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
         )
     if "\0" in workdir:
         raise validation.InputError("workdir holds a NUL character. Leave it out.")
-    if "://" in workdir:
-        # It loads TensorFlow, which scripts need not do.
-        from tfdpsq.data import any_files
-
-        workdir = any_files.without_scheme(workdir) or "/"
     if "://" not in workdir:
         place = pathlib.Path(os.path.abspath(workdir))
         if os.path.realpath(place) != os.path.realpath(workdir):
@@ -432,7 +433,7 @@ def script(
         preemption.imported()
         status, text = run(own(words)[1:])
     except (flags.Error, app.UsageError) as error:
-        reason = f"error: {validation.one_line(error)}\n" if str(error) else ""
+        reason = f"error: {_one_line(error)}\n" if str(error) else ""
         sys.stderr.write(reason + usage)
         sys.exit(2)
     except (validation.InputError, OSError) as error:

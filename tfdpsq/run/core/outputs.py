@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 
 from tfdpsq import validation
-from tfdpsq.data import any_files, files
+from tfdpsq.data import io
 from tfdpsq.run.core import layout, releases
 from tfdpsq.run.core.releases import PRIVATE, PRIVATE_FOLDER, RELEASE_FOLDER, Output
 
@@ -81,12 +81,12 @@ def filled(output: Output) -> Iterator[pathlib.Path]:
       A temporary directory that its owner alone can enter. The caller is to lock it.
 
     Raises:
-      InputError: as `files.atomic_directory`; or the result is not what was stated.
+      InputError: as `io.atomic_directory`; or the result is not what was stated.
     """
     directory = output.directory
     make_parents(directory)
     try:
-        with owner_only(), files.atomic_directory(directory) as partial:
+        with owner_only(), io.atomic_directory(directory) as partial:
             yield partial
             releases.check_made(partial, output)
             finish(partial, output)
@@ -102,7 +102,7 @@ def write_file(path: str | os.PathLike, text: str, guarantee: str, holds: str) -
     output = Output(pathlib.Path(path), guarantee, holds)
     make_parents(output.directory)
     try:
-        with owner_only(), files.atomic_file(path) as partial:
+        with owner_only(), io.atomic_file(path) as partial:
             partial.write_text(text, "utf-8")
             finish(partial, output)
     finally:
@@ -145,7 +145,7 @@ def settle(place: releases.Place) -> None:
 
     Creating, renaming or removing anything there changes them.
     """
-    if not any_files.is_local(any_files.without_scheme(place)):
+    if not io.is_local(os.fspath(place)):
         return
     for name in set(releases.spellings(place)):
         parts = name.split("/")

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 import ml_collections
 
-from tfdpsq import privacy, validation
+from tfdpsq import privacy, validation, words
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
 from tfdpsq.retriever import index
@@ -80,11 +79,10 @@ def check_data(
     """
     similarity.check_models(config.evaluate.similarity)
     documents = sources.open_beir(config.data).documents()
-    if not any(words(document.content) for document in documents):
+    if not any(words.words_of(document.content for document in documents)):
         raise validation.InputError(
-            f"data is {config.data}, no document of which has a word of two letters or "
-            "digits, as BM25 counts them, and this job compares its rows with BM25. "
-            "Write words apart, with spaces."
+            f"data is {config.data}, no document of which has a word, and this job "
+            "compares its rows with BM25. Give documents of text."
         )
     with pipeline_checks.of_stage("retriever"):
         devices.require_share(config.retriever.batch_size)

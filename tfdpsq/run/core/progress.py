@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from tfdpsq.data import files
+from tfdpsq.data import io
 from tfdpsq.run.core import layout, point_log, releases
 
 PERCENTILES = (50, 90, 99)
@@ -183,7 +183,7 @@ class Progress:
         curve = {key: [float(point[key]) for point in whole] for key in keys}
         self._log.directory.mkdir(parents=True, exist_ok=True)
         path = self._log.directory / layout.CURVE_FILE
-        files.atomic_write(path, json.dumps(curve))
+        io.atomic_write(path, json.dumps(curve))
         return curve
 
     def __enter__(self) -> Progress:

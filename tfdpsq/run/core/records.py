@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import privacy
-from tfdpsq.data.files import write_json
+from tfdpsq.data.io import write_json
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run.core import outputs, workdir

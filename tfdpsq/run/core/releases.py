@@ -28,7 +28,7 @@ from typing import Any, Union
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.data import any_files
+from tfdpsq.data import io
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import layout
@@ -97,7 +97,7 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
                 f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
-        place = pathlib.Path(any_files.without_scheme(self.place))
+        place = pathlib.Path(os.fspath(self.place))
         private = place / PRIVATE_FOLDER
         with contextlib.suppress(validation.InputError):  # it needs none, and has none
             private = private_directory(self.place, self.private_directory)
@@ -156,7 +156,7 @@ def local_path(place: Place) -> pathlib.Path:
     Raises:
       InputError: it is elsewhere.
     """
-    if not any_files.is_local(place):
+    if not io.is_local(place):
         raise validation.InputError(
             f"workdir is {place}; this stage writes to local paths only. Give a local "
             "path, or a directory where that file system is mounted."
@@ -205,8 +205,8 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
             'directory, or to "".'
         )
     if given:
-        given = any_files.without_scheme(given)
-        if not any_files.is_local(given):
+        given = os.fspath(given)
+        if not io.is_local(given):
             raise validation.InputError(
                 f"private_directory is {given}; keys and ledgers are kept on this "
                 "machine. Set it to a local directory, or to what is mounted as one."
@@ -218,8 +218,8 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
                 'to "".'
             )
         return pathlib.Path(given)
-    place = any_files.without_scheme(place)
-    if not any_files.is_local(place):
+    place = os.fspath(place)
+    if not io.is_local(place):
         raise validation.InputError(
             f"workdir is {place}, where private things cannot be kept. Set "
             "private_directory to a directory of this machine."
@@ -246,8 +246,8 @@ def spellings(place: Place) -> Iterator[str]:
 
     The path need not exist.
     """
-    path = any_files.without_scheme(place)
-    if not any_files.is_local(path):
+    path = os.fspath(place)
+    if not io.is_local(path):
         yield path
         return
     real = os.path.realpath(path)
@@ -266,11 +266,11 @@ def spellings(place: Place) -> Iterator[str]:
 
 def is_under_private(place: Place, given: str = "") -> bool:
     """Returns whether a path is in `given` or in a directory called `private`."""
-    place = any_files.without_scheme(place)
-    if not any_files.is_local(place) or is_released(place):
+    place = os.fspath(place)
+    if not io.is_local(place) or is_released(place):
         return False
     real = os.path.realpath(place)
-    given = any_files.without_scheme(given)
+    given = os.fspath(given)
     under = bool(given) and real.startswith(os.path.realpath(given) + "/")
     return under or PRIVATE_FOLDER in real.split("/")
 
@@ -287,7 +287,7 @@ def is_inside(place: str | os.PathLike, folder: str | os.PathLike) -> bool:
 def _remedy(place: Place) -> str:
     path = os.fspath(place).rstrip("/")
     name = path.rpartition("/")[2]
-    if any_files.is_local(place):
+    if io.is_local(place):
         with contextlib.suppress(validation.InputError):
             return str(private_directory(place) / name)
         return f"a directory without {RELEASE_FOLDER}/ in its path"
@@ -357,16 +357,21 @@ def _mark(path: str | os.PathLike, above: bool = False) -> dict[str, Any] | None
       DataError: it exists and cannot be read. The guarantee of its directory is then
         unknown, and nothing derived from it may be released.
     """
-    absent = (*any_files.gone(), NotADirectoryError, IsADirectoryError)
+    absent = (
+        FileNotFoundError,
+        NotADirectoryError,
+        IsADirectoryError,
+        tf.errors.NotFoundError,
+    )
     no_place = (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
     forbidden = (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError)
     try:
-        with any_files.open_binary(path) as file:
+        with io.open_binary(path) as file:
             values = validation.parse_json(file.read())
     except (*absent, *no_place):  # its own reader says what is wrong with such a place
         return None
     except (OSError, tf.errors.OpError, ValueError) as error:
-        if any_files.is_local(path) and not os.path.lexists(path):
+        if io.is_local(path) and not os.path.lexists(path):
             return None  # no name of a file, or in a directory that cannot be searched
         if isinstance(error, forbidden) and above:
             return None
@@ -391,8 +396,8 @@ def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
     A directory of links to another one's files is the other one.
     """
-    path = any_files.without_scheme(path)
-    if not any_files.is_local(path):
+    path = os.fspath(path)
+    if not io.is_local(path):
         return
     for name in spellings(os.fspath(path)):
         yield pathlib.Path(name)
@@ -462,7 +467,7 @@ def check_lineage(output: Output, config: Any) -> None:
     for key, path in _named(config):
         if key in (*output.unused, "private_directory"):
             continue
-        found = _found_at(any_files.without_scheme(path))
+        found = _found_at(os.fspath(path))
         if found is None:
             continue
         if GUARANTEES.index(found) > GUARANTEES.index(output.guarantee):
@@ -478,7 +483,7 @@ def _found_at(path: str) -> str | None:
 
     Private pairs as `import` wrote them are passed over.
     """
-    if not any_files.is_local(path):
+    if not io.is_local(path):
         return _stated_elsewhere(path)
     if not os.path.isdir(path):
         return None

@@ -27,16 +27,15 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import (
     BeirDirectory,
-    any_files,
     atomic_write,
     build_pydocs,
+    io,
     read_manifest,
     read_synthetic,
     tables,
 )
-from tfdpsq.data.beir_lines import whole_corpus
-from tfdpsq.data.pair_table import PairTable
-from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
+from tfdpsq.data.pairs import PairTable
+from tfdpsq.data.sets import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
@@ -129,13 +128,13 @@ def is_log(path: str) -> bool:
     if path == PYDOCS or path.startswith(tables.NAMED):
         return path != PYDOCS
     if not tf.io.gfile.isdir(path):
-        return tables.is_table_name(path)
+        return tables.format_of(path) is not None
     beir = ("corpus.jsonl", "queries.jsonl", "qrels", "manifest.json")
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
     if any(name.removesuffix(".gz") in beir for name in names):
         return False
     walked = tf.io.gfile.walk(path)
-    return any(tables.is_table_name(name) for _, _, names in walked for name in names)
+    return any(tables.format_of(name) for _, _, names in walked for name in names)
 
 
 def _part_of_a_set(path: str) -> pathlib.Path | None:
@@ -211,7 +210,7 @@ def _is_set(folder: pathlib.Path) -> bool:
 def corpus_fingerprint(path: str) -> str:
     """Returns the SHA-256 of a corpus's documents; no query enters."""
     beir = open_beir(path)
-    return documents_fingerprint(whole_corpus(beir.corpus_file, beir.documents()))
+    return documents_fingerprint(beir.documents())
 
 
 def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
@@ -286,17 +285,17 @@ def fetched(path: str) -> str:
     Raises:
       InputError: there is nothing at the path.
     """
-    if any_files.is_local(path):
+    if io.is_local(path):
         return path
     folder = tempfile.mkdtemp(prefix="tfdpsq-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = f"{folder}/{path.rstrip('/').rpartition('/')[2]}"
     try:
         if tf.io.gfile.isdir(path):
-            any_files.copy_tree(path, target)
+            io.copy_tree(path, target)
         else:
             tf.io.gfile.copy(path, target)
-    except any_files.gone() as error:
+    except (FileNotFoundError, tf.errors.NotFoundError) as error:
         raise validation.InputError(
             f"{path}: there is no such file or directory. Give another path."
         ) from error

@@ -35,7 +35,7 @@ from absl import logging
 
 import tfdpsq
 from tfdpsq import validation
-from tfdpsq.data import any_files, files
+from tfdpsq.data import io
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import layout, outputs, releases, used_parts
 
@@ -219,7 +219,7 @@ def open_workdir(
     written = {**wanted, **maker}
     path = opened / CONFIG_FILE
     with outputs.owner_only():
-        files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
+        io.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
     return opened
 
 
@@ -263,7 +263,7 @@ def _opened(
     opened = outputs.open_directory(output)
     _hold(opened)
     with outputs.owner_only():
-        files.check_writable(opened)
+        io.check_writable(opened)
     return opened, maker
 
 
@@ -384,7 +384,7 @@ def write_stage(
         **made_by(),
         **mark,
     }
-    files.write_json(directory / STAGE_FILE, stage)
+    io.write_json(directory / STAGE_FILE, stage)
     return stage
 
 
@@ -399,7 +399,7 @@ def finished_stage(
       InputError: the directory holds the result of another config or input.
     """
     path = f"{os.fspath(directory).rstrip('/')}/{STAGE_FILE}"
-    if not any_files.exists(path):
+    if not io.gfile().exists(path):
         return None
     wanted = {"config": plain(config), "inputs": dict(inputs)}
     found = read_json(path)
@@ -465,7 +465,7 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
         "stop it, or use another directory."
     )
     # Locked, so that no process takes it for abandoned.
-    for left in directory.parent.glob(files.partial_pattern(directory.name)):
+    for left in directory.parent.glob(io.partial_pattern(directory.name)):
         with held(left, busy):
             shutil.rmtree(left)  # of a run that was killed; it was never released
     with outputs.filled(output) as temporary, held(temporary, busy):
@@ -517,7 +517,7 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         name = path.relative_to(directory).as_posix()
-        digest.update(f"{name}\0{files.sha256_of_file(path)}\0".encode())
+        digest.update(f"{name}\0{io.sha256_of_file(path)}\0".encode())
     return f"files:{digest.hexdigest()}"
 
 
@@ -548,7 +548,7 @@ def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
     Raises:
       DataError: it is damaged.
     """
-    with any_files.open_binary(path) as file:
+    with io.open_binary(path) as file:
         data = file.read()
     name = pathlib.Path(path).name
     if name == STAGE_FILE:

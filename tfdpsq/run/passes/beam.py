@@ -22,8 +22,8 @@ from apache_beam.runners.portability import fn_api_runner
 from apache_beam.utils import shared
 
 from tfdpsq import validation
-from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.passes import passes
+from tfdpsq.run.passes.shards import ShardDirectory
 
 _LOCAL = (None, "DirectRunner", "FnApiRunner")
 _WORKER = b"apache_beam.runners.worker.sdk_worker_main"

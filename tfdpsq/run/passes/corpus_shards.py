@@ -13,9 +13,10 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.data import any_files, corpus_plan
+from tfdpsq.data import io
 from tfdpsq.data.texts import Document
 from tfdpsq.run.core import sources
+from tfdpsq.run.passes import corpus_plan
 
 PLAN_FILE = "plan.json"
 
@@ -30,7 +31,6 @@ class CorpusShards:
       file: the corpus.
       most: number of documents taken; 0 takes all.
       plan: boundaries of the shards.
-      remedy: advice for a corpus that was changed.
       only: ids of the documents that shards hold; `None` for all. The shards are cut as
         if there were none, so that some hold fewer.
     """
@@ -38,7 +38,6 @@ class CorpusShards:
     file: str
     most: int
     plan: corpus_plan.CorpusPlan
-    remedy: str
     only: frozenset[str] | None = None
 
     @property
@@ -63,15 +62,14 @@ class CorpusShards:
         """Streams a shard's documents.
 
         Raises:
-          DataError: a malformed line; a corpus that was changed, at the end.
+          DataError: a malformed line.
         """
         lines = self.plan.ranges[index]
-        documents = corpus_plan.read_range(self.file, lines, self.remedy)
+        documents = corpus_plan.read_range(self.file, lines)
         total = self.plan.documents
         due = sources.due_documents(documents, lines.start, total, self.most or total)
         if self.only is None:
             return due
-        # All are read all the same, so that a changed corpus is noticed.
         return (document for document in due if document.id in self.only)
 
     def fingerprint_of_only(self) -> str:
@@ -99,8 +97,7 @@ def cut(
 ) -> CorpusShards:
     """Cuts a corpus into shards, by the plan in a pass's directory if there is one.
 
-    The plan saves a pass over the corpus: its fingerprint is reused if the size is the
-    same, and each shard compares what it reads.
+    The plan saves a pass over the corpus: it is reused if the file's size is the same.
 
     `most` documents, evenly spread over the corpus, are taken; 0 takes all.
 
@@ -126,19 +123,20 @@ def cut_file(
         firsts = (taken * index // shards for index in range(shards + 1))
         return [-(-first * total // (taken or 1)) for first in firsts]
 
-    found = any_files.read_or_warn(f"{pass_directory}/{PLAN_FILE}")
-    plan = corpus_plan.CorpusPlan.from_json(found) if found else None
+    path, plan = f"{pass_directory}/{PLAN_FILE}", None
+    if tf.io.gfile.exists(path):
+        found = io.read_json(path, f"Move {pass_directory} away to begin again")
+        plan = corpus_plan.CorpusPlan.from_json(found)
     if plan is None or not plan.describes(file, bounds(plan.documents)):
         plan = corpus_plan.plan_corpus(file, bounds)
     else:
         logging.info("%s/%s: the corpus is not read again", pass_directory, PLAN_FILE)
-    remedy = f"Restore it, or move {pass_directory} away to begin again"
-    return CorpusShards(file, most, plan, remedy)
+    return CorpusShards(file, most, plan)
 
 
 def _file_of(corpus: str) -> str:
     """Returns the file of documents; looks at nothing else in a remote directory."""
-    if any_files.is_local(corpus):
+    if io.is_local(corpus):
         return str(sources.open_beir(corpus).corpus_file)
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
         if tf.io.gfile.exists(f"{corpus.rstrip('/')}/{name}"):

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.data.clusters import DocumentClusters
-from tfdpsq.data.files import sha256_of_file, write_json
+from tfdpsq.data.io import sha256_of_file, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.core import workdir
+from tfdpsq.run.passes.clusters import DocumentClusters
 
 HISTOGRAM_FILE = "histogram.json"
 CLUSTERS_FILE = "clusters.npz"

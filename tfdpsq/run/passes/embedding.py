@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.data.shards import ShardDirectory, ShardWriter
-from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, releases, settings, sources, workdir
@@ -27,6 +25,7 @@ from tfdpsq.run.passes import (
     query_sets,
     sharded_stages,
 )
+from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.training import training_settings
 
 DOCUMENTS = "documents"
@@ -169,46 +168,44 @@ def start_worker(
             model, tokenizer, _KINDS[texts], batch_size, jit_compile
         )
     judged = None if asked is None else query_sets.judged_in(asked)
-    known = SeenTexts()
+    known: set[str] = set()
     if base:
         held = pathlib.Path(sources.fetched(base)) / DOCUMENTS
-        for identifier in retriever.DocumentIndex(held, maker).ids():
+        for identifier in retriever.VectorStore(held, maker).ids():
             known.add(identifier)
 
     def make(index: int, out: ShardWriter) -> None:
         ids: list[str] = []
 
-        def contents() -> Iterator[str]:
+        def contents() -> Iterator[tuple[str, str]]:
             for text in corpus.read(index):
                 wanted = judged is None or text.id in judged
                 if wanted and text.id not in known:
-                    ids.append(text.id)
-                    yield text.content if asked is None else text.text
+                    yield text.id, text.content if asked is None else text.text
 
-        vectors = np.empty([corpus.size(index), model.config.embedding_dim], np.float32)
-        count = 0
+        parts = [np.zeros([0, model.config.embedding_dim], np.float32)]
         at = index, corpus.count
         with pass_progress.PassProgress(
             logs, texts, at, corpus.size(index), corpus.first(index)
         ) as progress:
-            for window in embedder.windows(contents(), progress.add):
-                vectors[count : count + len(window)] = window
-                count += len(window)
-        _require_finite(ids, vectors[:count])
+            for names, some in embedder.chunks(contents(), done=progress.add):
+                ids += names
+                parts.append(some)
+        vectors = np.concatenate(parts)
+        _require_finite(ids, vectors)
         with tf.io.gfile.GFile(out.path(_VECTORS), "wb") as file:
-            np.save(file, vectors[:count])
+            np.save(file, vectors)
         with tf.io.gfile.GFile(out.path(_IDS), "wb") as file:
             file.write("".join(json.dumps(name) + "\n" for name in ids).encode())
-        out.count = count
+        out.count = len(ids)
 
     return make
 
 
-def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
-    """Adds the finished shards to an index, one shard in memory at a time.
+def read(shards: ShardDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Yields ids and embeddings of the finished shards, one in memory at a time.
 
     Raises:
-      InputError: a duplicate id.
       DamagedShard: a shard was changed after it was made.
     """
     for number in range(shards.spec.shards):
@@ -218,7 +215,7 @@ def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
             with tf.io.gfile.GFile(shards.path(number, _VECTORS), "rb") as file:
                 vectors = np.load(file)
             if mark.count:
-                index.add(ids, vectors)
+                yield ids, vectors
 
 
 def load(
@@ -240,6 +237,7 @@ def load(
     tokenizer = Tokenizer(sources.fetched(vocabulary))
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     maker = encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
+    model.tokenizer = tokenizer
     return model, tokenizer, maker
 
 

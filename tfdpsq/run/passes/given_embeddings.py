@@ -1,9 +1,9 @@
 """Embeddings of documents and queries that exist, by any encoder.
 
 A directory holds `documents/`, another (or the same) `queries/`, each a
-`retriever.DocumentIndex`. `encode` writes them; for an encoder that is not ours, such
-as one of sentence-transformers or one behind a web service, `DocumentIndex.create` and
-`add` do. Ids are those of the corpus and of the queries.
+`retriever.VectorStore`. `encode` writes them; for an encoder that is not ours, such as
+one of sentence-transformers or one behind a web service, `VectorStore.write` does. Ids
+are those of the corpus and of the queries.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import pair_table
-from tfdpsq.data.files import sha256_of_file
+from tfdpsq.data import pairs
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy.proof import certificate
-from tfdpsq.retriever.nearest import ROWS
-from tfdpsq.retriever.store import INDEX_FILE
+from tfdpsq.retriever.index import ROWS
 from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.passes import embedding, query_sets
 
@@ -36,15 +34,13 @@ class Embeddings:
     Attributes:
       setting: the setting that names them, for errors.
       path: the directory that was given.
-      index: the embeddings.
-      fingerprint: SHA-256, in hex, of ids and embeddings.
+      store: the embeddings.
       stage: the record of `encode` or `index`; empty for another encoder's.
     """
 
     setting: str
     path: str
-    index: retriever.DocumentIndex
-    fingerprint: str
+    store: retriever.VectorStore
     stage: Mapping[str, Any]
 
     @classmethod
@@ -59,10 +55,10 @@ class Embeddings:
         if not path or not place.is_dir():
             raise validation.InputError(
                 f"{setting} is {path!r}, which has no directory {texts!r}. Give what "
-                "`encode` wrote, or embeddings that retriever.DocumentIndex wrote to "
+                "`encode` wrote, or embeddings that retriever.VectorStore wrote to "
                 f"DIR/{texts}, as DIR."
             )
-        index = retriever.DocumentIndex(place)
+        store = retriever.VectorStore(place)
         if (pathlib.Path(path) / certificate.FILE_NAME).is_file():
             raise validation.InputError(
                 f"{setting} is {path}, which carries a certificate: private queries "
@@ -76,13 +72,13 @@ class Embeddings:
             made = stage.get("config", {}).get("texts", embedding.DOCUMENTS)
             if made != texts or "retriever" not in stage.get("inputs", {}):
                 stage = {}
-        return cls(setting, path, index, sha256_of_file(place / INDEX_FILE), stage)
+        return cls(setting, path, store, stage)
 
     @property
     def encoder(self) -> str:
         """Returns the encoder's name, by which texts of both kinds are compared."""
         if not self.stage:
-            return self.index.encoder
+            return self.store.encoder
         dtype = self.stage["config"].get("dtype", settings.FLOAT32)
         return f"the retriever {self.stage['inputs']['retriever']} in {dtype}"
 
@@ -119,12 +115,7 @@ class Embeddings:
             )
 
     def places(self) -> Places:
-        """Compares all files with what was written, and returns the places of ids.
-
-        Raises:
-          DataError: a file differs.
-        """
-        self.index.verify()
+        """Returns the places of ids."""
         return Places(self)
 
 
@@ -134,14 +125,14 @@ class Places:
     def __init__(self, embeddings: Embeddings):
         """Reads the ids."""
         self._of = embeddings
-        self._store = pair_table.open_unnamed(_SCHEMA)
+        self._store = pairs.open_unnamed(_SCHEMA)
         added = self._store.executemany(
             "insert or ignore into places values (?, ?)",
-            ((name, place) for place, name in enumerate(embeddings.index.ids())),
+            ((name, place) for place, name in enumerate(embeddings.store.ids())),
         )
-        if added.rowcount != embeddings.index.size:
+        if added.rowcount != embeddings.store.size:
             raise validation.DataError(
-                embeddings.index.directory,
+                embeddings.store.directory,
                 "an id comes twice",
                 "Embed the texts again, each once.",
             )
@@ -171,14 +162,14 @@ class Places:
         Raises:
           InputError: one has none.
         """
-        return of_unit_length(self._of.index.take(self.of(names)))
+        return of_unit_length(self._of.store.vectors[self.of(names)])
 
     def require_all(self, documents: Iterable[Document], corpus: str) -> None:
         """Refuses embeddings of other texts than all documents of a corpus."""
         count = sum(len(self.of([document.id])) for document in documents)
-        if count != self._of.index.size:
+        if count != self._of.store.size:
             raise validation.InputError(
-                f"{self._of.setting} is {self._of.path}, with {self._of.index.size} "
+                f"{self._of.setting} is {self._of.path}, with {self._of.store.size} "
                 f"embeddings, but {corpus} has {count} documents. Embed the documents "
                 "of this corpus, and no others."
             )
@@ -204,8 +195,8 @@ def open_both(
             )
     require_alike(own, asked)
     for each in (own, asked):
-        index = each.index
-        if index.size and not any(some.any() for some in index.chunks(ROWS)):
+        chunks = each.store.chunks(ROWS)
+        if each.store.size and not any(vectors.any() for _, vectors in chunks):
             raise validation.InputError(
                 f"{each.setting} is {each.path}, whose embeddings are all zeros. Embed "
                 "the texts again."
@@ -229,7 +220,7 @@ def open_both(
 
 def require_alike(documents: Embeddings, queries: Embeddings) -> None:
     """Refuses embeddings of two widths or encoders: inner products mean nothing."""
-    found = [(one.encoder, one.index.width) for one in (documents, queries)]
+    found = [(one.encoder, one.store.width) for one in (documents, queries)]
     if found[0] != found[1] or bool(documents.stage) != bool(queries.stage):
         each = " and ".join(f"{name!r} ({width} dimensions)" for name, width in found)
         raise validation.InputError(

@@ -25,7 +25,7 @@ import tensorflow as tf
 import tqdm
 from absl import logging
 
-from tfdpsq.data import any_files
+from tfdpsq.data import io
 from tfdpsq.run.core import layout, point_log
 from tfdpsq.run.core.progress import SECONDS, log_directory
 
@@ -37,7 +37,7 @@ def log_of(shards: str) -> pathlib.Path | None:
     not local, or has another name, has no log.
     """
     folder, name = os.path.split(shards)
-    if not any_files.is_local(shards) or not name.endswith(".shards"):
+    if not io.is_local(shards) or not name.endswith(".shards"):
         return None
     return log_directory(pathlib.Path(folder) / name[1 : -len(".shards")])
 

@@ -1,6 +1,6 @@
 """Makes the shards of a pass in this process, next to any other processes.
 
-See `data.shards` for the files, `sharded_stages` for a stage that is a pass, and `beam`
+See `shards` for the files, `sharded_stages` for a stage that is a pass, and `beam`
 for workers of Apache Beam.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.core import outputs
 from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
 
 # Makes a shard: takes its number and its writer.
 MakeShard = Callable[[int, ShardWriter], None]

@@ -19,8 +19,8 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, any_files
-from tfdpsq.data.records import verify
+from tfdpsq.data import BeirDirectory, io
+from tfdpsq.data.sets import verify
 from tfdpsq.data.texts import Document, documents_fingerprint, id_shown
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import inherited_certificate
@@ -83,8 +83,8 @@ def open_queries(
       DataError: malformed data.
     """
     path = config.corpus
-    here = any_files.is_local(path)
-    if not here and not any_files.exists(f"{path.rstrip('/')}/manifest.json"):
+    here = io.is_local(path)
+    if not here and not io.gfile().exists(f"{path.rstrip('/')}/manifest.json"):
         raise validation.InputError(
             f"corpus is {path}, where there is no synthetic or public set; the queries "
             "of a BEIR directory are read from local paths only. Give a set, or a "

@@ -21,10 +21,10 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.data import any_files
-from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
+from tfdpsq.data import io
 from tfdpsq.run.core import outputs, releases, workdir
 from tfdpsq.run.passes import passes
+from tfdpsq.run.passes.shards import DamagedShard, PassSpec, ShardDirectory
 
 GUARANTEE_FILE = "guarantee.json"
 # A shard is made again so many times before the disk is to blame.
@@ -126,7 +126,7 @@ def run_stage(
         stage = finished()
         if stage is not None:
             return stage
-        if any_files.is_local(directory):
+        if io.is_local(directory):
             outputs.make_parents(pathlib.Path(directory))
         with outputs.owner_only():
             return passed()
@@ -203,14 +203,14 @@ def _made(
     started: float,
 ) -> dict[str, Any]:
     """Makes the output as `workdir.run_stage` does, on any file system."""
-    if any_files.is_local(output.place):
+    if io.is_local(output.place):
         return workdir.run_stage(output, config, inputs, make, started)
     place = os.fspath(output.place)
     with tempfile.TemporaryDirectory(prefix="tfdpsq-") as folder:
         local = pathlib.Path(folder, os.path.basename(place.rstrip("/")))
         made = dataclasses.replace(output, place=local)
         stage = workdir.run_stage(made, config, inputs, make, started)
-        any_files.copy_tree(str(local), place, last=workdir.STAGE_FILE)
+        io.copy_tree(str(local), place, last=workdir.STAGE_FILE)
     logging.info("%s: copied to %s", local.name, place)
     return {**stage, "seconds": round(time.monotonic() - started, 2)}
 

@@ -11,8 +11,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from tfdpsq.data.files import atomic_write
-from tfdpsq.data.records import SCHEMA
+from tfdpsq.data.io import atomic_write
+from tfdpsq.data.sets import SCHEMA
 from tfdpsq.run.core import releases
 from tfdpsq.run.reporting import certificates_in_words
 

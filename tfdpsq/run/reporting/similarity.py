@@ -20,7 +20,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation, validation
+from tfdpsq import evaluation, validation, words
 from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
@@ -42,11 +42,9 @@ def declared() -> dict[str, settings.Setting]:
     `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
     T5 `init` (by default the package's own, so that numbers compare across data) with
     `vocabulary` (by default the one next to its weights); "gpt2", the keras-nlp preset
-    `init`; or "", for neither. k-means runs with `seeds` seeds. MAUVE is the exact area
-    under the curve, or with `points`, of which 25 is the published number, that of its
-    published discretisation: give it next to published figures. At most `samples` texts
-    of a set get features; a public seed draws them. Copies are looked for among the
-    queries of `training_split`.
+    `init`; or "", for neither. k-means runs with `seeds` seeds. At most `samples`
+    texts of a set get features; a public seed draws them. Copies are looked for among
+    the queries of `training_split`.
     """
     return {
         "featurizer": settings.Text("t5", tuple(FEATURIZERS)),
@@ -54,7 +52,6 @@ def declared() -> dict[str, settings.Setting]:
         "vocabulary": settings.Text(""),
         "batch_size": settings.Integer(128),
         "seeds": settings.Integer(5, 2, 10_000, remedy=_TWO_SEEDS),
-        "points": settings.Integer(0, 2, 10_000, zero=True),
         "samples": settings.Integer(5_000, 2, remedy=_TWO_TEXTS),
         "training_split": settings.Text("train", required=True),
     }
@@ -156,7 +153,7 @@ class _Queries(Sequence[str]):
 class _Control:
     """Copies and distances of the held-out queries."""
 
-    exact: evaluation.ExactCopies
+    exact: Mapping[str, Any]
     distances: Mapping[str, np.ndarray]
 
 
@@ -201,8 +198,8 @@ def measure(
                 else {"copies": _copies(texts, copies[name], training, control)}
             ),
             "rules": {
-                "words": evaluation.WORDS,
-                "equal_texts": evaluation.TEXT_NORMALIZATION,
+                "words": words.RULES,
+                "equal_texts": "the same words in the same order",
                 "featurizer": _featurizer(own),
             },
         }
@@ -248,7 +245,7 @@ def _read(
     path: str,
     references: Container[str],
     trained_on: Sequence[str],
-) -> tuple[_Texts, list[tuple[str, str]], evaluation.ExactCopies]:
+) -> tuple[_Texts, list[tuple[str, str]], dict[str, Any]]:
     """Streams a set.
 
     Returns:
@@ -279,13 +276,13 @@ def _bleu(
     """Scores synthetic queries against the held-out queries of their documents."""
     if not hypotheses:
         return {"bleu": None, "queries": 0}
-    bleu = evaluation.corpus_bleu(
+    score, signature = evaluation.corpus_bleu(
         [query for _, query in hypotheses],
         [references[document_id] for document_id, _ in hypotheses],
     )
     return {
-        "bleu": bleu.score,
-        "signature": bleu.signature,
+        "bleu": score,
+        "signature": signature,
         "queries": len(hypotheses),
         "against": f"private queries of split {split!r} on the same documents",
     }
@@ -298,45 +295,42 @@ def _as_distributions(
     size = min(len(texts.sample), len(held_out.sample))
     both = {"synthetic": texts.sample[:size], "held_out": held_out.sample[:size]}
     ours, theirs = both.values()
-    words = {name: evaluation.vocabulary(of) for name, of in both.items()}
+    each = {name: evaluation.diversity_of(of) for name, of in both.items()}
+    difference = evaluation.diversity_difference(ours, theirs)
     found: dict[str, Any] = {
         "sizes": {
             "synthetic": texts.count,
             "held_out": held_out.count,
             "compared": size,
         },
-        "distinct": {name: evaluation.distinct_n(of) for name, of in both.items()},
-        "lengths": {
-            **{
-                name: dataclasses.asdict(evaluation.text_lengths(of))
-                for name, of in both.items()
-            },
-            "total_variation": evaluation.length_difference(ours, theirs),
+        **{
+            kind: {
+                **{name: figures[kind] for name, figures in each.items()},
+                **difference.get(kind, {}),
+            }
+            for kind in ("distinct", "lengths", "vocabulary")
         },
-        "vocabulary": {name: dataclasses.asdict(of) for name, of in words.items()},
     }
-    if all(of.tokens for of in words.values()):
-        difference = evaluation.vocabulary_difference(ours, theirs)
-        found["vocabulary"].update(dataclasses.asdict(difference))
     if texts.features is not None and held_out.features is not None and size > 1:
         seeds = range(_FIRST_SEED, _FIRST_SEED + own.seeds)
         mauve = evaluation.mauve_of_features(
             texts.features[:size],
             held_out.features[:size],
             seeds=seeds,
-            points=own.points or None,
         )
-        found["mauve"] = {**dataclasses.asdict(mauve), "points": own.points}
+        found["mauve"] = dataclasses.asdict(mauve)
     return found
 
 
 def _add_distances(several: Sequence[_Texts], trained_on: Iterable[str]) -> None:
     """Compares all samples with some training queries after the others."""
     stream = iter(trained_on)
+    vectors = [evaluation.gram_vectors(texts.sample) for texts in several]
     while some := list(itertools.islice(stream, _INDEXED)):
-        index = evaluation.GramIndex(some)
-        for texts in several:
-            found, before = index.nearest(texts.sample), texts.by_grams
+        private = evaluation.gram_vectors(some)
+        for texts, ours in zip(several, vectors):
+            found = evaluation.nearest_by_cosine(ours, private)
+            before = texts.by_grams
             texts.by_grams = found if before is None else np.minimum(found, before)
 
 
@@ -352,19 +346,17 @@ def _distances(texts: _Texts, training: _Texts) -> dict[str, np.ndarray]:
 
 def _copies(
     texts: _Texts,
-    exact: evaluation.ExactCopies,
+    exact: Mapping[str, Any],
     training: _Texts,
     control: _Control,
 ) -> dict[str, Any]:
     return {
         "exact": {
-            "synthetic": dataclasses.asdict(exact),
-            "held_out": dataclasses.asdict(control.exact),
+            "synthetic": exact,
+            "held_out": control.exact,
         },
         **{
-            name: dataclasses.asdict(
-                evaluation.closeness(distances, control.distances[name])
-            )
+            name: evaluation.closeness(distances, control.distances[name])
             for name, distances in _distances(texts, training).items()
         },
         "training_queries": training.count,

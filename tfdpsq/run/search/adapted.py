@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.texts import Document
-from tfdpsq.retriever.nearest import ROWS, BestDocuments
+from tfdpsq.retriever.index import ROWS, KBest, search_chunks
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.passes import embedding
 from tfdpsq.run.passes.given_embeddings import (
@@ -58,9 +58,9 @@ def inputs(
         documents.require_corpus(corpus)
         queries.require_queries(data, split, private)
         _matrix(name, searched.adapted[name], documents)
-        found[f"index {name}"] = documents.fingerprint
+        found[f"index {name}"] = documents.store.fingerprint
         found[f"queries {name}"] = sources.keyed_fingerprint(
-            queries.fingerprint, private
+            queries.store.fingerprint, private
         )
     return found
 
@@ -71,7 +71,7 @@ def search(
     queries: Mapping[str, str],
     k: int,
     documents: Iterable[Document],
-) -> BestDocuments:
+) -> KBest:
     """Returns the best documents of each query by one system.
 
     `queries` are {query id: text}, whose embeddings are looked up; `documents` are all
@@ -88,10 +88,8 @@ def search(
     matrix = _matrix(name, searched.adapted[name], own)
     if matrix is not None:  # as `layers.QueryAdapter` does
         vectors = of_unit_length(vectors @ matrix)
-    best = BestDocuments(vectors, k, searched.index)
-    for ids, some in own.index.documents(ROWS):
-        best.add(of_unit_length(some), ids)
-    return best
+    chunks = ((ids, of_unit_length(some)) for ids, some in own.store.chunks(ROWS))
+    return search_chunks({name: vectors}, chunks, k, searched.index)[name]
 
 
 def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
@@ -134,11 +132,11 @@ def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
     encoder = workdir.read_json(file.parent / workdir.STAGE_FILE)["result"].get(
         "encoder"
     )
-    if (encoder, len(matrix)) != (documents.encoder, documents.index.width):
+    if (encoder, len(matrix)) != (documents.encoder, documents.store.width):
         raise validation.InputError(
             f"systems.{name} is {path}, a map of embeddings by {encoder!r} of "
             f"{len(matrix)} dimensions, but indexes.{name} are by "
-            f"{documents.encoder!r} of {documents.index.width}. Give embeddings by the "
+            f"{documents.encoder!r} of {documents.store.width}. Give embeddings by the "
             "encoder that it was trained for."
         )
     return matrix
@@ -164,7 +162,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if config.index == systems.TREE:
         raise validation.InputError(
             f"index is {config.index!r}, and query_embeddings is set: embeddings that "
-            'exist are searched exactly. Set index to "exact".'
+            'exist are searched exactly. Set index to "scann_brute_force".'
         )
     # Reranking needs the queries that it fits on in its base alone.
     fitted = ("fusion", "rerank") if config.rerank.base in given else ("fusion",)

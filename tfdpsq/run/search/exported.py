@@ -7,7 +7,7 @@ import pathlib
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tfdpsq.data.files import write_json
+from tfdpsq.data.io import write_json
 
 SEARCH = "search"
 # More names than a process creates before it exports.
@@ -27,9 +27,9 @@ def start_numbering() -> None:
         pass
 
 
-def add_config(out: pathlib.Path) -> None:
+def add_config(model: pathlib.Path) -> None:
     """Adds the file that is marked with the certificate, to a search in `out`.
 
     A search is deployed without the rest of its stage's output, and holds the weights.
     """
-    write_json(out / SEARCH / "config.json", {"format": "tensorflow_saved_model"})
+    write_json(model / "config.json", {"format": "tensorflow_saved_model"})

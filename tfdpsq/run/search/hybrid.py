@@ -16,7 +16,7 @@ from absl import logging
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import read_manifest
-from tfdpsq.evaluation.ranking.fusion import METHODS
+from tfdpsq.evaluation.fusion import METHODS
 from tfdpsq.run.core import layout, settings, sources
 
 SETTINGS: settings.Declaration = {
@@ -210,10 +210,10 @@ class Fusion:
                 for run in (self._base, found)
             )
             if _any_found(self._fit_qrels, [base, other]):
-                fitted = evaluation.fit_weight(
+                weight, value = evaluation.fit_weight(
                     base, other, self._fit_qrels, own.method, layout.METRICS[0], k
                 )
-                weight, notes = fitted.weight, {"fitted": fitted.value}
+                notes = {"fitted": value}
             else:
                 # Not refused: in a job this comes after all models are paid for.
                 logging.warning(

@@ -23,8 +23,13 @@ from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.evaluation.ranking.trec import ranked
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
+from tfdpsq.evaluation.measures import ranked
+from tfdpsq.generator import (
+    Preprocessor,
+    QueryLikelihood,
+    T5QueryGenerator,
+    checkpoints,
+)
 from tfdpsq.run.core import layout, settings, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.search import benchmark_sets, hybrid, systems
@@ -99,11 +104,8 @@ def require_fits(own: Any, path: str, beir: BeirDirectory) -> None:
     if own.base != systems.BM25:
         return
     queries, qrels = hybrid.FitSet("rerank", path, own.fit_queries).read()
-    found, _ = evaluation.bm25_streamed(
-        lambda: ((each.id, each.content) for each in beir.documents()),
-        queries,
-        own.depth,
-    )
+    index = evaluation.BM25(lambda: ((d.id, d.content) for d in beir.documents()))
+    found = index.search(queries, own.depth)
     among = f"the best {own.depth} of {own.base}"
     hybrid.require_found("rerank", path, qrels, [found], among)
 
@@ -254,11 +256,13 @@ def _likelihoods(
     with strategy.here(), tqdm(desc=f"{name}: likelihoods", unit="pair") as bar:
         likelihood = QueryLikelihood(
             T5QueryGenerator.from_preset(path),
-            Tokenizer(sources.vocabulary_file("", path)),
-            own.document_length,
-            own.query_length,
+            Preprocessor(
+                sources.vocabulary_file("", path),
+                own.prompt,
+                own.document_length,
+                own.query_length,
+            ),
             own.batch_size,
-            own.prompt,
         )
         for row, value in enumerate(likelihood.scores(pairs())):
             query, document = places[row]

@@ -17,14 +17,14 @@ import tensorflow as tf
 
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.encoding import progress_bar
-from tfdpsq.retriever.nearest import ROWS, BestDocuments, KBest
+from tfdpsq.retriever.index import ROWS, KBest, search_chunks
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import corpus_shards, embedding, passes
+from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.search import adapted, hybrid, systems
 
 _BEST = "npz"
@@ -57,13 +57,10 @@ def retrieve(
     left = list(searched.retrievers)
     for name, path in searched.paths.items():
         if path == systems.BM25:
-            run, settings = evaluation.bm25_streamed(
-                lambda: ((d.id, d.content) for d in beir.documents()),
-                queries,
-                k,
-                progress=True,
+            words = evaluation.BM25(
+                lambda: ((d.id, d.content) for d in beir.documents())
             )
-            yield name, run, settings
+            yield name, words.search(queries, k, progress=True), words.settings
             continue
         if name in searched.queries:
             asked, documents = hybrid.without_fits(queries), beir.documents()
@@ -104,36 +101,12 @@ class Retrievers:
         `documents` is called once, unless their embeddings exist.
         """
         self._embed_queries()
-        kind = self._systems.index
-        if kind == systems.TREE:
-            return self._by_tree(one_tower, documents)
-        best = {
-            name: BestDocuments(self._vectors[name], self._k, kind)
-            for name in one_tower
-        }
-        for ids, vectors in self._embedded(one_tower, documents):
-            for of_one in best.values():
-                of_one.add(vectors, ids)
-        return dict(best)
-
-    def _by_tree(
-        self, one_tower: list[str], documents: Callable[[], Iterable[Document]]
-    ) -> dict[str, KBest]:
-        ids: list[str] = []
-        parts = []
-        for some, vectors in self._embedded(one_tower, documents):
-            ids.extend(some)
-            parts.append(vectors)
-        everything = np.concatenate(parts)
-        found = {}
-        for name in one_tower:
-            vectors = self._vectors[name]
-            scores, names = retriever.search(
-                vectors, everything, ids, self._k, systems.TREE
-            )
-            found[name] = KBest(len(vectors), self._k)
-            found[name].scores, found[name].ids = scores, names
-        return found
+        return search_chunks(
+            {name: self._vectors[name] for name in one_tower},
+            self._embedded(one_tower, documents),
+            self._k,
+            self._systems.index,
+        )
 
     def _embed_queries(self) -> None:
         if self._makers:
@@ -159,11 +132,10 @@ class Retrievers:
         indexes = self._systems.indexes
         made = next((indexes[name] for name in one_tower if indexes.get(name)), "")
         if made:
-            held = retriever.DocumentIndex(
+            held = retriever.VectorStore(
                 pathlib.Path(made) / embedding.DOCUMENTS, self._makers[one_tower[0]]
             )
-            held.verify()
-            yield from held.documents(ROWS)
+            yield from held.chunks(ROWS)
             return
         if self._embedder is None or self._embedder[0] != one_tower[0]:
             self._embedder = None

@@ -10,7 +10,7 @@ import ml_collections
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.retriever import index, nearest
+from tfdpsq.retriever import index
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.search import benchmark_sets
 
@@ -18,8 +18,8 @@ BM25 = "bm25"
 # Embeddings that exist, as they are.
 EMBEDDINGS = "embeddings"
 # The one kind of index that needs all embeddings in memory.
-TREE = "scann"
-INDEXES = (*nearest.KINDS, TREE)
+TREE = index.TREE
+INDEXES = index.KINDS
 
 
 @dataclasses.dataclass(frozen=True)

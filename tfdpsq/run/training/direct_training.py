@@ -19,8 +19,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.privacy import batches, checkpoint, engines
 from tfdpsq.privacy import plan as plans
-from tfdpsq.retriever.stored_pairs import PooledQueries, Rows, WithVectors
-from tfdpsq.retriever.training import encode_rows
+from tfdpsq.retriever.pairs import encode_rows
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import settings, sources, spending
 from tfdpsq.run.core.progress import Progress
@@ -32,9 +31,6 @@ from tfdpsq.run.training import (
     outcomes,
     private_training,
 )
-
-# Embedded documents and pooled queries, next to the rows.
-_VECTORS, _STATES = "vectors", "query_states"
 
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
@@ -223,14 +219,13 @@ def train(
     with devices.scope():
         corpus = None
         if config.method == "public_negatives":
-            corpus = _corpus(
-                source.path,
-                config.most_documents,
-                model,
+            documents = sources.sampled_documents(source.path, config.most_documents)
+            corpus = retriever.encode_documents(
+                [document.content for document in documents],
                 context.tokenizer,
                 config.document_length,
             )
-        take = _take(config, context, model, source, corpus)
+        take = _take(config, context, model, source)
         if corpus is None:
             loss, options = _in_batch_loss(config, model, plan)
         else:
@@ -268,7 +263,6 @@ def _take(
     context: contexts.Context,
     model: retriever.TwoTower,
     source: sources.Source,
-    corpus: dict[str, np.ndarray] | None,
 ) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
     """Returns what reads rows by number, from disk."""
     lengths = {
@@ -285,14 +279,11 @@ def _take(
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
         return {**rows_of(pairs, context.tokenizer, **lengths), **mined()(pairs)}
 
-    rows: Rows = private_training.stored_rows(context.run_dir, source.read(), encode)
-    beside = context.run_dir / checkpoint.STATE
-    if not model.documents_frozen:
-        return rows.take
-    rows = WithVectors(beside / _VECTORS, rows, model, known=corpus)
-    # "naive" runs the encoder on each query in every step.
-    if config.method != "naive" and model.queries_pooled:
-        rows = PooledQueries(beside / _STATES, rows, model)
+    rows = private_training.stored_rows(context.run_dir, source.read(), encode)
+    # "naive" runs the encoder on each text in every step.
+    if model.documents_frozen and config.method != "naive":
+        beside = context.run_dir / checkpoint.STATE / "frozen"
+        rows = retriever.frozen_rows(beside, rows, model)
     return rows.take
 
 
@@ -314,21 +305,6 @@ def rows_of(
     )
     arrays["positive_keys"] = np.full([len(pairs), 1], -1, np.int64)
     return arrays
-
-
-def _corpus(
-    path: str,
-    most: int,
-    model: retriever.TwoTower,
-    tokenizer: Tokenizer,
-    document_length: int,
-) -> dict[str, np.ndarray]:
-    """Returns the encoded public documents that negatives are drawn from."""
-    documents = sources.sampled_documents(path, most)
-    corpus = retriever.encode_documents(
-        [document.content for document in documents], tokenizer, document_length
-    )
-    return retriever.with_vectors(model, corpus) if model.documents_frozen else corpus
 
 
 def _in_batch_loss(
@@ -374,7 +350,14 @@ def facts(
     """Returns the method's facts for the certificate, not the mechanism's."""
     found: dict[str, Any] = {
         name: config[name]
-        for name in ("method", "scale", "learned_scale", "pooling", "bidirectional")
+        for name in (
+            "method",
+            "scale",
+            "learned_scale",
+            "pooling",
+            "bidirectional",
+            "false_negatives",
+        )
     }
     found["documents"] = (
         "embedded by the starting weights, which stay"

@@ -11,10 +11,10 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import Tokenizer, pair_table
-from tfdpsq.data.files import sha256_of_file, write_json
+from tfdpsq.data import Tokenizer, pairs
+from tfdpsq.data.io import sha256_of_file, write_json
 from tfdpsq.data.texts import Pair
-from tfdpsq.evaluation.ranking import trec
+from tfdpsq.evaluation import measures
 from tfdpsq.run.core import settings, sources
 
 ORIGIN_FILE = "mining.json"
@@ -221,7 +221,7 @@ class NegativeTable:
           DataError: a malformed run, or one that names a document the corpus lacks.
         """
         self._own = own
-        self._store = pair_table.open_unnamed(_SCHEMA)
+        self._store = pairs.open_unnamed(_SCHEMA)
         self._add_answers(source)
         self._add_ranking(source)
         corpus = corpus_of(own.corpus, source.path)
@@ -265,11 +265,11 @@ class NegativeTable:
             self._store.executemany(insert, rows)
             return
         path = _path_of(self._own.run)
-        for line, query, document, score in trec.stream_trec_run(path):
+        for line, query, document, score in measures.stream_trec_run(path):
             # trec_eval ranks by float32.
             row = (query, document, float(np.float32(score)))
             if not self._store.execute(insert, row).rowcount:
-                raise trec.repeated_hit(path, line, query, document)
+                raise measures.repeated_hit(path, line, query, document)
 
     def _add_digests(self, corpus: str) -> None:
         """Reads what the documents hold, so that copies of answers are known."""

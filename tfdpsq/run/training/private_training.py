@@ -18,9 +18,8 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, write_rows
-from tfdpsq.data.files import write_json
+from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Pair
-from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import batches, checkpoint, optimizers, workers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import ledger
@@ -32,6 +31,8 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes, training_settings
 
 RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
+# Keras's backups of training without privacy.
+BACKUP = "backup"
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
 # Settings that came after version 0.2.0 had paid for runs; "" is what it did.
@@ -46,6 +47,10 @@ LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
     "where": "the terminal, and logs/ under private/",
+}
+VALIDATION_READ = {
+    "what": "the retriever's hit rate on pairs held out of training",
+    "where": "logs/ under private/",
 }
 
 
@@ -407,6 +412,7 @@ def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
         if _is_of(directory, output):
             checkpoint.discard(directory)
         shutil.rmtree(directory / ROWS, ignore_errors=True)
+        shutil.rmtree(directory / BACKUP, ignore_errors=True)
 
 
 def run_id(directory: pathlib.Path) -> str:
@@ -438,9 +444,14 @@ def progress_of(
 
 
 def record_losses(
-    private: pathlib.Path, source: sources.Source, strict: bool
+    private: pathlib.Path,
+    source: sources.Source,
+    strict: bool,
+    validated: bool = False,
 ) -> list[dict[str, str]]:
     """Records that losses and times are read, unless strict mode leaves them out.
+
+    `validated` says whether the hit rate on held-out pairs is, too.
 
     Returns:
       All private reads of the workdir so far, for the certificate: earlier ones may
@@ -450,6 +461,8 @@ def record_losses(
         return []
     if not strict:
         records.private_reads(private, strict).record(**LOSS_READ)
+        if validated:
+            records.private_reads(private, strict).record(**VALIDATION_READ)
     return records.all_private_reads(private)
 
 
@@ -462,7 +475,21 @@ def learning_rate(
     """
     if schedule == "constant":
         return peak
-    return WarmupCosine(peak, steps // 10, steps)
+    return cosine_decay(peak, steps // 10, steps)
+
+
+def cosine_decay(
+    peak: float, warmup: int, steps: int
+) -> tf.keras.optimizers.schedules.LearningRateSchedule:
+    """Returns a rate that rises for `warmup` steps, and falls to a twentieth."""
+    return tf.keras.optimizers.schedules.CosineDecay(
+        # The first step counts, too.
+        peak / max(1, warmup),
+        max(1, steps - warmup),
+        alpha=0.05,
+        warmup_target=peak,
+        warmup_steps=warmup,
+    )
 
 
 def make_optimizer(config: ml_collections.ConfigDict) -> Any:

@@ -42,9 +42,10 @@ def load_generator(
     given = config.vocabulary or "the file next to init"
     sources.require_own_vocabulary("vocabulary", given, tokenizer, config.init)
     choose_trained(model, config.lora, config.soft_prompt.length, tuple(config.trained))
-    if config.soft_prompt.length and not tuned:
+    if (prompt := model.backbone.soft_prompt) is not None and not tuned:
         words = _first_words(tokenizer, config.soft_prompt.length, config.seed)
-        model.start_soft_prompt(words)
+        embeddings = model.backbone.token_embedding.embeddings
+        prompt.vectors.assign(tf.gather(embeddings, words))
     return model
 
 

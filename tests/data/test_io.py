@@ -1,0 +1,133 @@
+"""What is written appears whole or not at all, also when the disk is full."""
+
+import os
+import resource
+
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data.io import atomic_directory, atomic_file, check_writable
+from tfdpsq.validation import InputError
+
+
+def test_directory_appears_only_when_complete(tmp_path):
+    target = tmp_path / "deep" / "out"
+    with atomic_directory(target) as partial:
+        (partial / "sub").mkdir()
+        (partial / "sub" / "a").write_text("text")
+        assert partial.parent == target.parent  # Else the rename would copy.
+        assert not target.exists()
+    assert (target / "sub" / "a").read_text() == "text"
+    assert os.listdir(target.parent) == ["out"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_or_interrupted_writer_leaves_nothing(tmp_path, error):
+    with pytest.raises(error), atomic_directory(tmp_path / "out") as partial:
+        (partial / "a").write_text("half")
+        raise error
+    assert os.listdir(tmp_path) == []
+
+
+def test_empty_directory_is_filled_and_taken_one_refused(tmp_path):
+    target = tmp_path / "out"
+    target.mkdir(mode=0o700)
+    with pytest.raises(KeyError), atomic_directory(target):
+        raise KeyError
+    assert not list(target.iterdir()) and target.stat().st_mode & 0o777 == 0o700
+    with atomic_directory(target) as partial:
+        (partial / "a").write_text("first")
+    with (
+        pytest.raises(InputError, match="out: already exists"),
+        atomic_directory(target),
+    ):
+        pytest.fail("the body ran")
+    assert (target / "a").read_text() == "first"
+    with (
+        pytest.raises(InputError, match="a: already exists"),
+        atomic_directory(target / "a"),
+    ):
+        pytest.fail("the body ran")
+
+
+def test_directory_taken_meanwhile_is_kept(tmp_path):
+    target = tmp_path / "out"
+    with (
+        pytest.raises(InputError, match="already exists"),
+        atomic_directory(target) as partial,
+    ):
+        (partial / "a").write_text("slow")
+        target.mkdir()
+        (target / "a").write_text("fast")
+    assert (target / "a").read_text() == "fast"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_readers_see_the_old_file_until_the_new_is_whole(tmp_path):
+    file = tmp_path / "new" / "a"
+    for old, pieces in ((None, "ab"), ("ab", "cd")):
+        with atomic_file(file) as partial, open(partial, "w") as stream:
+            for piece in pieces:
+                stream.write(piece)
+                stream.flush()
+                assert (file.read_text() if file.exists() else None) == old
+        assert file.read_text() == pieces
+    with pytest.raises(RuntimeError), atomic_file(file) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert file.read_text() == "cd"
+    assert os.listdir(file.parent) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "code, left",
+    [
+        ("io.atomic_write('a', b'x' * 100_000)", ["a"]),
+        (
+            "with io.atomic_directory('out') as partial:\n"
+            "    (partial / 'small').write_text('fits')\n"
+            "    (partial / 'large').write_bytes(b'x' * 100_000)",
+            ["a"],
+        ),
+        ("io.check_writable('out')", ["a", "out"]),
+    ],
+    ids=["file", "directory", "check"],
+)
+def test_full_disk_keeps_the_old_and_leaves_no_half(tmp_path, run_limited, code, left):
+    (tmp_path / "a").write_text("old")
+    limit = 1_000 if "check" in code else 50_000
+    done = run_limited(f"from tfdpsq.data import io\n{code}", limit, tmp_path)
+    assert "InputError" in done.stderr and "Free space" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == left
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_full_disk_is_reported_for_tensorflow_too(tmp_path):
+    """TensorFlow has errors of its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved = tf.train.Checkpoint(weights=tf.Variable(tf.zeros([100_000])))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(
+            InputError, match=r"out: cannot be written \(File too large"
+        ):
+            with atomic_directory(tmp_path / "out") as partial:
+                saved.write(str(partial / "weights"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
+    full = tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+    with pytest.raises(InputError, match="Free space there"):
+        with atomic_directory(tmp_path / "out"):
+            raise full
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
+        with atomic_directory(tmp_path / "out"):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+
+def test_check_writable_creates_an_empty_directory(tmp_path):
+    assert check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert os.listdir(tmp_path / "a" / "b") == []
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="file/out: cannot be written"):
+        check_writable(tmp_path / "file" / "out")

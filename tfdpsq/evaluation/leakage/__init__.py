@@ -1,1 +1,0 @@
-"""Leakage: canaries, audits and membership inference."""

@@ -1,0 +1,214 @@
+"""Memorisation of secrets that were put into the training data.
+
+A *canary* is a training example that holds a secret drawn at random (Carlini et al.
+2019, *The Secret Sharer*). Each secret has *candidates*, drawn from the same
+law but never trained on. Under a model that learnt nothing of the secret, it is one
+of them: its rank among all of them is uniform. That is exact, whatever the model, and
+is what every number here is compared with.
+
+A secret that occurs in r training examples is r units of a guarantee for one example:
+(ε, δ) for one becomes (rε, δ·(e^{rε} - 1)/(e^ε - 1)) for the secret. No ε promises
+that a secret repeated 100 times stays hidden, so finding that it does is a
+measurement, never a proof.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import scipy.stats
+
+from tfdpsq.validation import InputError, in_range, positive_integer
+
+
+def canary_ranks(
+    secret_scores: np.ndarray, candidate_scores: np.ndarray, seed: int = 0
+) -> np.ndarray:
+    """Ranks each secret among its candidates and itself.
+
+    Args:
+      secret_scores: [canaries] float, higher where the model finds the secret more
+        likely, such as log-likelihoods in nats.
+      candidate_scores: [canaries, candidates - 1] float, of those not trained on.
+      seed: of the order among equal scores. A fixed rule would favour the secret or
+        its candidates, and the rank would not be uniform by chance.
+
+    Returns:
+      [canaries] int64, from 1, the most likely, to the number of candidates.
+    """
+    secrets, others = _scores(secret_scores, candidate_scores)
+    higher = (others > secrets[:, None]).sum(axis=1)
+    equal = (others == secrets[:, None]).sum(axis=1)
+    # Ties: 0 to e of e equal candidates rank before the secret, with equal probability.
+    return 1 + higher + np.random.default_rng(seed).integers(0, equal, endpoint=True)
+
+
+def exposure(ranks: np.ndarray, candidates: int) -> np.ndarray:
+    """Bits of guessing the secret that the model saves an attacker.
+
+    Carlini et al. 2019, definition 5, over the candidates that were scored: from 0
+    to log2(candidates), which a secret that ranks first reaches; it may be exposed
+    further than so few candidates can show.
+
+    Args:
+      ranks: [canaries] int, from 1 to `candidates`.
+      candidates: how many were ranked, the secret among them.
+
+    Returns:
+      [canaries] float64, log2(candidates) - log2(rank), in bits.
+    """
+    return np.log2(candidates) - np.log2(_checked_ranks(ranks, candidates))
+
+
+def rank_p_value(ranks: np.ndarray, candidates: int) -> float:
+    """The chance of a mean rank as low if the model learnt nothing of the secrets.
+
+    Under it the ranks are independent and uniform on 1 to `candidates`: each secret
+    was drawn independently, from the same law as its candidates. The distribution of
+    their sum is computed by convolution, so the p-value is exact for any number of
+    canaries. One-sided: secrets that rank *low* are no leak.
+
+    Args:
+      ranks: [canaries] int, from 1 to `candidates`.
+      candidates: how many were ranked, the secret among them.
+    """
+    ranks = _checked_ranks(ranks, candidates)
+    mass = np.ones(1)
+    for _ in ranks:
+        mass = np.convolve(mass, np.full(candidates, 1 / candidates))
+    # mass[s] is the probability that the ranks, each counted from 0, add up to s.
+    return min(1.0, float(mass[: int((ranks - 1).sum()) + 1].sum()))
+
+
+def pure_epsilon_bound(
+    ranks: np.ndarray,
+    candidates: int,
+    repetitions: int,
+    top: int = 1,
+    confidence: float = 0.95,
+) -> float:
+    r"""Lower bound on the ε of pure DP that the ranks of canaries show.
+
+    Of the kind that the paper reads off its canaries (section 6.3; Stock et al.
+    2022), with the derivation given here. Let a canary's secret be drawn uniformly
+    from its m candidates and occur in r training examples, each protected with
+    (ε, 0). Going from one secret to none changes the likelihood of what was released
+    by at most e^{±rε}. So, given the release and all other secrets, the candidates'
+    posterior probabilities are likelihoods p_a/Σp_b, all p within e^{±rε} of one
+    number. The secret is among the k that rank highest with probability at most
+
+        p(ε) = k / (k + (m - k)·e^{-2rε}),
+
+    whatever became of other canaries. The number of canaries that do rank so high is
+    thus at most Binomial(canaries, p(ε)) in stochastic order, and the bound is the
+    ε at which seeing so many has probability 1 - confidence.
+
+    It refutes pure ε-DP. It does **not** refute (ε, δ)-DP of the same ε: for that see
+    `audit_one_run`, whose theorem covers δ. Where all canaries rank first it is near
+    ln(canaries·(m - k)/3k)/2r: repetitions make a leak likelier, and show less.
+
+    Args:
+      ranks: [canaries] int, from 1 to `candidates`.
+      candidates: m, how many were ranked, the secret among them.
+      repetitions: r, the number of examples that hold each secret.
+      top: k below m; must be chosen before the ranks are seen.
+      confidence: that the bound holds, in (0.5, 1).
+
+    Returns:
+      The bound per example; 0 where the ranks show nothing.
+    """
+    ranks = _checked_ranks(ranks, candidates)
+    positive_integer("repetitions", repetitions)
+    in_range("confidence", confidence, 0.5, 1, low_open=True, high_open=True)
+    in_range("top", top, 1, candidates, high_open=True)
+    hits = int((ranks <= top).sum())
+    if not hits:
+        return 0.0
+    # Clopper and Pearson's lower end: P[Binomial(n, p) ≥ hits] = 1 - confidence.
+    p = float(scipy.stats.beta.ppf(1 - confidence, hits, len(ranks) - hits + 1))
+    odds = p / (1 - p) * (candidates - top) / top
+    return max(0.0, math.log(odds) / (2 * repetitions))
+
+
+def least_mean_rank(epsilon: float, candidates: int) -> float:
+    r"""The lowest mean rank of secrets that pure ε-DP for the secret still allows.
+
+    The p(ε) of `pure_epsilon_bound` bounds the chance that the secret ranks k or
+    better, for any attack, with ε that of the secret. A mean rank is the sum over
+    k = 0 … m - 1 of the chances to rank worse than k, so it is at least
+
+        1 + Σ_{k=1}^{m-1} (1 - p_k(ε)).
+
+    At ε = 0 that is chance, (m + 1)/2. Among 100 candidates it is 6.3 at ε = 2 and
+    1.00 at ε = 8: who reads such an ε as a promise about ranks is promised nothing.
+    (ε, δ)-DP promises less still. What a mechanism really shows may be far less than
+    its ε allows, and is measured.
+
+    Args:
+      epsilon: of the secret, at least 0: of a secret in r examples, r times that of
+        one; infinity allows rank 1.
+      candidates: m, how many are ranked, the secret among them.
+    """
+    positive_integer("candidates", candidates)
+    in_range("epsilon", epsilon, 0, math.inf)
+    top = np.arange(1, candidates)
+    others = (candidates - top) * math.exp(-2 * epsilon)
+    return 1 + float((others / (top + others)).sum())
+
+
+def leaked_secrets(secrets: Sequence[str], texts: Iterable[str]) -> tuple[bool, ...]:
+    """Looks for secrets of digits in texts, whatever characters separate the digits.
+
+    Spaces, hyphens and letters between digits are left out on both sides: a generator
+    may well break a number up. For a short secret in long texts with many numbers this
+    finds it by chance as well; ten digits are long enough for queries.
+
+    Args:
+      secrets: strings that hold at least 6 digits each.
+      texts: any number, read once.
+
+    Returns:
+      Whether each secret was found.
+    """
+    digits = [re.sub(r"\D", "", secret) for secret in secrets]
+    if short := [secret for secret, each in zip(secrets, digits) if len(each) < 6]:
+        raise InputError(
+            f"the secret {short[0]!r} holds fewer than 6 digits, which would be found "
+            "by chance."
+        )
+    found = [False] * len(digits)
+    for text in texts:
+        held = re.sub(r"\D", "", text)
+        if len(held) >= 6:
+            found = [each or own in held for each, own in zip(found, digits)]
+    return tuple(found)
+
+
+def _scores(secrets: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    secrets, others = np.asarray(secrets, np.float64), np.asarray(others, np.float64)
+    if secrets.ndim != 1 or others.ndim != 2 or len(others) != len(secrets):
+        raise InputError(
+            f"secret_scores has shape {secrets.shape}, candidate_scores "
+            f"{others.shape}; give [canaries] and [canaries, candidates - 1]."
+        )
+    if not others.size or not np.isfinite(secrets).all() & np.isfinite(others).all():
+        raise InputError("a score is missing or not finite; look at the model.")
+    return secrets, others
+
+
+def _checked_ranks(ranks: np.ndarray, candidates: int) -> np.ndarray:
+    ranks = np.asarray(ranks)
+    if ranks.ndim != 1 or not len(ranks) or not np.issubdtype(ranks.dtype, np.integer):
+        raise InputError(
+            f"ranks is {ranks.dtype} of shape {ranks.shape}; give one integer for each "
+            "canary."
+        )
+    if ranks.min() < 1 or ranks.max() > candidates:
+        raise InputError(
+            f"ranks reach from {ranks.min()} to {ranks.max()}; among {candidates} "
+            f"candidates they must be in 1 to {candidates}."
+        )
+    return ranks

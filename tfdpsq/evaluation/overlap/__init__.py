@@ -1,1 +1,0 @@
-"""Overlap of texts with a corpus that a model was pretrained on."""

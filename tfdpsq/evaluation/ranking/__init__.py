@@ -1,1 +1,0 @@
-"""Rankings: BM25, TREC files, measures, and tests of differences."""

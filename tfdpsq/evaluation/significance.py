@@ -1,0 +1,255 @@
+"""Intervals and tests of means over queries, by scipy's bootstrap and permutation test.
+
+Queries are resampled with replacement; a *paired* comparison takes the same
+resample of both systems, so that the difficulty of queries cancels. Sampling
+covers the queries only, not the randomness of training: that takes seeds.
+
+If two systems were equal, either could have had each query's two values: the sign of
+every per-query difference would be a fair coin. The test (Fisher 1935; Pitman 1937; for
+retrieval, Smucker, Allan and Carterette 2007) asks how often coins alone give a mean
+difference at least as far from 0 as the one observed. All 2^n signs are tried where
+they are at most `resamples`, else that many random ones, and the observed ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import scipy.stats
+
+from tfdpsq.validation import InputError, in_range, positive_integer
+
+# Numbers drawn at once: 32 MiB, whatever the number of queries and resamples.
+_DRAWS = 1 << 22
+
+# Python 3.9 has no | of these at run time.
+Values = Union[Sequence[float], np.ndarray]
+PerQuery = Union[Values, Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """A mean with its percentile bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float  # coverage aimed at, such as 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Mean of a − b over the same queries, with its percentile bootstrap interval."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float  # see `randomization_p_value`
+    confidence: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two systems of several."""
+
+    first: str
+    second: str
+    difference: float  # mean of the first − mean of the second
+    p_value: float  # see `randomization_p_value`
+    adjusted_p_value: float  # for all comparisons made together, by Holm
+
+
+def bootstrap_interval(
+    values: Values, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap interval of a mean of one value per query, [queries]."""
+    return macro_interval([values], confidence, resamples, seed)
+
+
+def macro_interval(
+    groups: Sequence[Values],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap interval of a mean of means, such as CQADupStack's.
+
+    Args:
+      groups: of each group (a forum), one value per query. Queries are resampled
+        within their group; every group counts the same, whatever its size.
+      confidence: coverage, in (0, 1).
+      resamples: bootstrap samples.
+      seed: of numpy's PCG64; the same seed gives the same interval.
+    """
+    if not len(groups):
+        raise InputError("no group of values was given; give at least one.")
+    arrays = [checked_values("values", values) for values in groups]
+    in_range("confidence", confidence, 0, 1, low_open=True, high_open=True)
+    positive_integer("resamples", resamples)
+
+    def mean_of_means(*samples: np.ndarray, axis: int = -1) -> Any:
+        return np.mean([sample.mean(axis=axis) for sample in samples], axis=0)
+
+    found = scipy.stats.bootstrap(
+        # scipy takes two values or more; one, written twice, resamples to itself.
+        [np.repeat(values, 2) if len(values) == 1 else values for values in arrays],
+        mean_of_means,
+        n_resamples=resamples,
+        batch=_batch(sum(map(len, arrays))),
+        vectorized=True,
+        confidence_level=confidence,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    mean = float(mean_of_means(*arrays))
+    return Interval(mean, float(found.low), float(found.high), confidence)
+
+
+def paired_bootstrap(
+    a: PerQuery,
+    b: PerQuery,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """Compares two systems on the same queries.
+
+    Args:
+      a: one value per query: [queries] in one order, or {query id: value}.
+      b: the other system's, of the same kind and over the same queries.
+      confidence: coverage of the interval, in (0, 1).
+      resamples: bootstrap samples, and random signs of the test.
+      seed: of numpy's PCG64; the same seed gives the same answer.
+
+    Returns:
+      The difference a − b, its percentile interval, and the p value of
+      `randomization_p_value`.
+    """
+    first, second = paired_values(a, b)
+    found = bootstrap_interval(first - second, confidence, resamples, seed)
+    p_value = randomization_p_value(first - second, resamples, seed)
+    return Difference(found.mean, found.low, found.high, p_value, confidence)
+
+
+def randomization_p_value(
+    differences: Values, resamples: int = 10_000, seed: int = 0
+) -> float:
+    """The chance of a mean as far from 0 if every sign were a coin; see the module.
+
+    Args:
+      differences: [queries] a − b. Queries that are to weigh more or less in the mean
+        have theirs scaled.
+      resamples: random assignments of signs, where all of them would be more.
+      seed: of numpy's PCG64; the same seed gives the same answer.
+
+    Returns:
+      The two-sided p value, above 0.
+    """
+    array = checked_values("differences", differences)
+    positive_integer("resamples", resamples)
+    # scipy takes two values or more; a difference of 0 more changes nothing.
+    array = np.append(array, 0.0) if len(array) == 1 else array
+    # Sums of the same numbers in another order are ties: equal to 12 digits.
+    digits = 12 - int(np.ceil(np.log10(np.abs(array).max() or 1)))
+
+    def mean(sample: np.ndarray, axis: int = -1) -> Any:
+        return np.round(sample.mean(axis=axis), digits)
+
+    found = scipy.stats.permutation_test(
+        [array],
+        mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=_batch(len(array)),
+        random_state=np.random.default_rng(seed),
+    )
+    return float(found.pvalue)
+
+
+def holm(p_values: Values) -> np.ndarray:
+    """Adjusts p values for their number by Holm's step-down rule (1979).
+
+    Rejecting what is adjusted to at most α keeps the chance of any false rejection
+    below α, however the tests depend on each other.
+
+    In ascending order the i-th of m values is multiplied by m − i + 1, is at least the
+    one before it, and at most 1.
+    """
+    p = np.asarray(p_values, np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(
+        1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    )
+    return adjusted
+
+
+def compare_systems(
+    values: Mapping[str, PerQuery], resamples: int = 10_000, seed: int = 0
+) -> list[Comparison]:
+    """Compares every two of several systems on the same queries.
+
+    Args:
+      values: system -> one value per query; see `paired_bootstrap`.
+      resamples: as for `randomization_p_value`.
+      seed: as for `randomization_p_value`.
+    """
+    pairs = list(itertools.combinations(values, 2))
+    means, p_values = [], []
+    for first, second in pairs:
+        try:
+            a, b = paired_values(values[first], values[second])
+        except InputError as error:
+            raise InputError(f"a is {first!r} and b {second!r}: {error}") from error
+        means.append(float((a - b).mean()))
+        p_values.append(randomization_p_value(a - b, resamples, seed))
+    return [
+        Comparison(first, second, mean, p_value, float(adjusted))
+        for (first, second), mean, p_value, adjusted in zip(
+            pairs, means, p_values, holm(p_values)
+        )
+    ]
+
+
+def paired_values(a: PerQuery, b: PerQuery) -> tuple[np.ndarray, np.ndarray]:
+    """Two systems' values, [queries] float64 each, aligned by query."""
+    if isinstance(a, Mapping) != isinstance(b, Mapping):
+        raise InputError("a and b must both be mappings or both be sequences.")
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if a.keys() != b.keys():
+            odd = min(a.keys() ^ b.keys())
+            raise InputError(
+                f"a and b differ in queries: {odd!r} is in one only; evaluate both on "
+                "the same qrels."
+            )
+        order = sorted(a)
+        a, b = [a[query] for query in order], [b[query] for query in order]
+    first, second = checked_values("a", a), checked_values("b", b)
+    if len(first) != len(second):
+        raise InputError(
+            f"a has {len(first)} values and b {len(second)}; evaluate both on the same "
+            "queries."
+        )
+    return first, second
+
+
+def checked_values(name: str, values: Any) -> np.ndarray:
+    """Returns a vector of at least one finite number, float64."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise InputError(
+            f"{name} has shape {array.shape}; give a vector of at least one number."
+        )
+    if not np.isfinite(array).all():
+        where = int(np.argmin(np.isfinite(array)))
+        raise InputError(f"{name}[{where}] is {array[where]}; it must be finite.")
+    return array
+
+
+def _batch(values: int) -> int:
+    return max(1, _DRAWS // values)

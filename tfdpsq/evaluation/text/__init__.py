@@ -1,1 +1,0 @@
-"""Generated text: similarity to a reference, diversity, copies."""
