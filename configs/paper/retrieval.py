@@ -24,6 +24,10 @@ by --config.init and --config.retriever_init, and say so next to the results. Of
 there is no preset at all. `MEMORY` trains it with LoRA, which is a difference from the
 paper, and with DP-Adafactor, which the paper names next to DP-Adam, as T5X has it.
 Comments mark the settings that the paper leaves open.
+
+Every row clips by engine "fast": tensorflow-privacy's engines give the same sums (see
+`configs/dpkeras.py`), but hold a gradient of the T5's size for each row of a
+microbatch.
 """
 
 import math
