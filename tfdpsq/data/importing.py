@@ -89,7 +89,7 @@ class Table:
 
 
 class Entry(NamedTuple):
-    """What the split of a row is decided by; no user is "", no time `None`."""
+    """Fields that decide a row's split: no user is "", no time is `None`."""
 
     query: str
     user: str

@@ -6,7 +6,7 @@
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
 Ledger, seeds and states name one run, at random: a state of another run, from a backup
-say, is refused. Until a step is paid for, seeds and weights are made anew every time.
+say, is refused. Until a step is paid for, every start makes new seeds and weights.
 
 Who has the seeds can subtract the noise: the directory is never released, and `discard`
 removes the state once the result is safe. The ledger stays.
@@ -203,7 +203,7 @@ def discard(directory: str | os.PathLike) -> None:
 
 def _spent(steps_paid: int, why: str) -> validation.InputError:
     return validation.InputError(
-        f"{steps_paid} steps are paid for, but {why}. Training anew would spend the "
+        f"{steps_paid} steps are paid for, but {why}. Training again would spend the "
         "budget a second time. Restore the state."
     )
 

@@ -22,7 +22,7 @@ _LAW = "tfdpsq-plan/3"
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """How to run a `PrivacySpec`; `make_plan` makes it.
+    """An executable `PrivacySpec`, made by `make_plan`.
 
     Attributes:
       spec: what was asked for.

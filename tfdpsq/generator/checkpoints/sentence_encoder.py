@@ -40,7 +40,7 @@ _POOLINGS = {
 
 
 class SentenceEncoder(NamedTuple):
-    """What a sentence encoder adds to its T5.
+    """The layers that a sentence encoder adds to its T5.
 
     Attributes:
       pooling: "mean" over real tokens, or the "first" token.
