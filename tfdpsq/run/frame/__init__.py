@@ -1,0 +1,1 @@
+"""Runs stages: settings, inputs, places, records, shards, the command line."""

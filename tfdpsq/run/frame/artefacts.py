@@ -1,0 +1,346 @@
+"""Inputs of stages: what is known of an artefact by its record and certificate alone.
+
+`path(KIND)` in a stage's settings names the kind. The runner opens every path before
+the stage runs, and reads no weight and no query: so opening also works for an output
+that an earlier step of a pipeline has yet to make, its *promise*. Of both it is known
+where they are, their privacy class, and the facts that the stage states of itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tfdpsq import privacy, validation
+from tfdpsq.data import BeirDirectory, build_pydocs, io, read_manifest
+from tfdpsq.data.sets import PART_FILE
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.run.frame import corpus, places, records
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.validation import InputError
+
+PYDOCS = "pydocs"
+SET = "set"  # the folder of a set of queries in its stage's output
+MODEL = "model"  # that of a retriever
+# Says that a directory is private where it is used, and copied, without its stage's.
+MARK_FILE = "private.json"
+_STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Artefact:
+    """An input: a stage's output, public data, or private pairs.
+
+    Attributes:
+      path: where it is, as given.
+      privacy: its class; of raw private pairs PRIVATE.
+      certificate: of what private queries it was made from; `None` for public content,
+        raw pairs and promises.
+      facts: what its stage states of it.
+      origin: tells its guarantee from others: a digest, or the promising step; "" for
+        none.
+      promised: whether it has yet to be made.
+    """
+
+    path: str
+    privacy: Privacy
+    certificate: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    origin: str = ""
+    promised: bool = False
+
+    wanted: ClassVar[str] = "the output of a stage"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """Opens what is at a path; `setting` names it in errors.
+
+        Raises:
+          InputError: there is no artefact of this kind.
+          DataError: its record or certificate is damaged.
+        """
+        if not cls.is_at(path):
+            raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
+        stage, stated, certificate = (
+            records.read_stage(path) or {},
+            class_stated(path),
+            None,
+        )
+        has_one = (pathlib.Path(path) / certificates.FILE_NAME).is_file()
+        if has_one or stated < Privacy.PRIVATE:  # private results need none
+            certificate = privacy.read_certificate(path)
+        return cls(
+            path,
+            max(stated, records.class_of_certificate(certificate)),
+            certificate,
+            stage.get("facts", {}),
+            certificate["digest"] if certificate else "",
+        )
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """Returns whether the kind is at a path."""
+        return records.read_stage(path) is not None
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns an id of the content that may be released.
+
+        Args:
+          private: the directory of the key, for private pairs.
+        """
+        stage = records.read_stage(self.path)
+        if stage is None:
+            return f"files:{_digest_of_files(self.path)}"
+        return f"{stage['fingerprint']}/{stage['run']}"
+
+
+class Output(Artefact):
+    """Any finished stage."""
+
+
+class Corpus(Artefact):
+    """Documents of a BEIR directory, which are public."""
+
+    wanted = f"a BEIR directory, or {PYDOCS!r}"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        _require_beir(path, setting)
+        stated = class_stated(path)
+        stage = None if path == PYDOCS else records.read_stage(path)
+        if stage and stage["stage"] == "import":  # which declares them to be public
+            stated = Privacy.PUBLIC
+        return cls(path, stated)
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the SHA-256 of the documents."""
+        return corpus.scan(self.file).fingerprint
+
+    @property
+    def file(self) -> str:
+        """The file of the documents."""
+        if io.is_local(self.path):
+            return str(self.beir().corpus_file)
+        return _remote_corpus(self.path)
+
+    def beir(self) -> BeirDirectory:
+        """Opens the directory to read."""
+        return open_beir(self.path)
+
+
+class Pairs(Artefact):
+    """Pairs to train on: private ones of a BEIR split, or those of a set.
+
+    The fact "raw" says that they are private pairs as somebody collected them, which
+    an ε can protect; "canaries" that secrets are among them.
+    """
+
+    wanted = f"a BEIR directory, {PYDOCS!r}, or a set of queries"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        if SyntheticSet.is_at(path):
+            found = SyntheticSet.open(path, setting)
+            return cls(path, found.privacy, found.certificate, {}, found.origin)
+        _require_beir(path, setting)
+        marked = (pathlib.Path(path) / MARK_FILE).is_file()
+        return cls(path, Privacy.PRIVATE, None, {"raw": True, "canaries": marked})
+
+    @property
+    def raw(self) -> bool:
+        """Whether they are private pairs, not a set."""
+        return bool(self.facts.get("raw"))
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the manifest's, or a keyed one of private pairs."""
+        if not self.raw:
+            return read_manifest(self.path)["fingerprint"]
+        return records.keyed_fingerprint(_pairs_fingerprint(self.path), private)
+
+    def beir(self) -> BeirDirectory:
+        """Opens private pairs to read."""
+        return open_beir(self.path)
+
+
+class SyntheticSet(Artefact):
+    """A set that `synthesize`, `filter` or `prepare` wrote: its output, or the set."""
+
+    wanted = "a set of queries that synthesize, filter or prepare wrote"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        if (pathlib.Path(path) / SET).is_dir():
+            path = f"{path}/{SET}"
+        return super().open(path, setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        manifest = pathlib.Path(path) / "manifest.json"
+        return certificates.stated(manifest, "schema") is not None
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the manifest's."""
+        return read_manifest(self.path)["fingerprint"]
+
+
+class Generator(Artefact):
+    """A T5: what `finetune` or `pretrain` wrote, a checkpoint, or a preset's name."""
+
+    wanted = "what finetune wrote, a T5 checkpoint, or a preset's name"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`; presets and URLs are fetched."""
+        from tfdpsq.generator import checkpoints
+
+        return super().open(str(checkpoints.locate(fetched(path))), setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """Leaves to the checkpoint's reader what else may be there."""
+        return os.path.isdir(path)
+
+
+class Retriever(Artefact):
+    """What `train_retriever` wrote."""
+
+    wanted = "what train_retriever wrote"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        return super().open(fetched(path), setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        return (pathlib.Path(path) / MODEL).is_dir()
+
+
+class Histogram(Artefact):
+    """What `histogram` wrote."""
+
+    wanted = "what histogram wrote"
+
+
+class File(Artefact):
+    """Any file or directory that somebody else made."""
+
+    wanted = "a file or directory"
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        return os.path.exists(path)
+
+
+# -- Privacy classes -------------------------------------------------------------------
+
+
+def class_stated(path: str) -> Privacy:
+    """Returns the class that is stated for a path; PUBLIC where nothing is.
+
+    The nearest directory that states one decides: the path, or one above it. What lies
+    in the private directory of a workdir is private, whatever it is.
+    """
+    if path == PYDOCS or not io.is_local(path):
+        return Privacy.PUBLIC
+    place = pathlib.Path(os.path.abspath(path))
+    for folder in (place, *place.parents):
+        found = [certificates.stated(folder / name, "guarantee") for name in _STATING]
+        words = [word for word in found if word is not None]
+        if words:
+            return max(Privacy[word.upper()] for word in words)
+        if folder.name == places.PRIVATE and (folder / records.KEY_FILE).is_file():
+            return Privacy.PRIVATE
+    return Privacy.PUBLIC
+
+
+# -- Reading ---------------------------------------------------------------------------
+
+
+def open_beir(path: str) -> BeirDirectory:
+    """Opens a BEIR directory, or the embedded corpus for "pydocs"."""
+    return build_pydocs() if path == PYDOCS else BeirDirectory(path)
+
+
+@functools.cache
+def fetched(path: str) -> str:
+    """Returns the local path of a file or directory; copies it from elsewhere once."""
+    if io.is_local(path) or path.startswith(("kaggle://", "hf://")):
+        return path
+    folder = tempfile.mkdtemp(prefix="tfdpsq-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = f"{folder}/{path.rstrip('/').rpartition('/')[2]}"
+    if not io.gfile().exists(path):
+        raise InputError(f"{path}: there is nothing. Give another path.")
+    if io.gfile().isdir(path):
+        io.copy_tree(path, target)
+    else:
+        io.gfile().copy(path, target)
+    return target
+
+
+def _require_beir(path: str, setting: str) -> None:
+    """Refuses what is no BEIR directory; its content is validated where it is read."""
+    if path == PYDOCS:
+        return
+    if not io.is_local(path):
+        _remote_corpus(path)
+        return
+    folder = pathlib.Path(path)
+    if any((above / PART_FILE).is_file() for above in (folder, *folder.parents[:2])):
+        raise InputError(
+            f"{setting} is {path}, a part of a set of queries. Give the set itself, "
+            "whose certificate says what it cost."
+        )
+    if not any((folder / name).is_file() for name in corpus.FILES):
+        hint = " Run `tfdpsq import` on a log first." if folder.exists() else ""
+        raise InputError(
+            f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}."
+            f"{hint}"
+        )
+
+
+def _remote_corpus(path: str) -> str:
+    for name in corpus.FILES:
+        if io.gfile().exists(f"{path.rstrip('/')}/{name}"):
+            return f"{path.rstrip('/')}/{name}"
+    raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
+
+
+@functools.lru_cache(maxsize=4)
+def _of_pairs(path: str, *_: Any) -> str:
+    return open_beir(path).fingerprint()
+
+
+def _pairs_fingerprint(path: str) -> str:
+    """Returns the fingerprint of private pairs; they are read once while unchanged."""
+    folder = open_beir(path).path
+    files = sorted(file for file in pathlib.Path(folder).rglob("*") if file.is_file())
+    states = (file.stat() for file in files)
+    return _of_pairs(path, *((s.st_size, s.st_mtime_ns) for s in states))
+
+
+def _digest_of_files(path: str) -> str:
+    """Returns the SHA-256 of all files but descriptions and a downloader's notes."""
+    root, found = pathlib.Path(path), hashlib.sha256()
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        skipped = file.suffix == ".md" or file.name == "pretraining.json"
+        if file.is_file() and not skipped and not name.startswith(".cache/"):
+            found.update(f"{name}\0{io.sha256_of_file(file)}\0".encode())
+    return found.hexdigest()

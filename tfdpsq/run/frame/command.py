@@ -1,0 +1,369 @@
+"""The command line: `tfdpsq STAGE --workdir=DIR [--config=FILE] [--config.KEY=VALUE]`.
+
+| exit status | meaning                                                     |
+|-------------|-------------------------------------------------------------|
+| 0           | the output is there                                         |
+| 2           | bad input, in one sentence on standard error                |
+| 75          | stopped (a signal, a lost worker): the same command goes on |
+
+Anything else is a bug of ours, with Python's own traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import errno
+import importlib
+import inspect
+import logging as standard_logging
+import os
+import pathlib
+import re
+import resource
+import runpy
+import sqlite3
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import ml_collections
+from absl import flags, logging
+from ml_collections import config_flags
+
+from tfdpsq import validation
+from tfdpsq.data import io
+from tfdpsq.run.core import streams
+from tfdpsq.run.devices import preemption
+from tfdpsq.run.frame import pipeline, places, runner, settings
+from tfdpsq.validation import InputError
+
+_STAGES = pathlib.Path(__file__).parents[1] / "stages"
+_PACKAGE = "tfdpsq.run.stages"
+_USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALUE ...]
+
+`tfdpsq STAGE --help` shows a stage's flags and settings. Stages:
+
+"""
+_OVERRIDE = re.compile(r"--?config\.([^=]*)(=.*)?")
+# ∞ in a tuple, which flags read as a literal.
+_INFINITY = re.compile(r"(?<=[(,\s])(inf|math\.inf|float\(([\"'])inf\2\))(?=\s*[,)])")
+# TensorFlow's message, wherever such a path is first used.
+_UNKNOWN_SYSTEM = re.compile(r"File system scheme '([^']*)' not implemented.*'(.*)'")
+_REMEDIES = {
+    errno.ENOENT: "Correct the path.",
+    errno.ENOTDIR: "There is a file where a directory is needed.",
+    errno.EISDIR: "Give a file instead.",
+    errno.EACCES: "Change its permissions, or use another path.",
+    **dict.fromkeys(io.FULL, "Make room there, and start the same command again."),
+}
+
+
+# -- Stages ----------------------------------------------------------------------------
+
+
+def names() -> dict[str, str]:
+    """Returns all commands, with the first line of their docstrings.
+
+    Files are parsed, not imported: TensorFlow takes seconds to load.
+    """
+    found = {}
+    for file in sorted(_STAGES.glob("[!_]*.py")):
+        said = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+        found[file.stem] = said.partition("\n")[0].rstrip(".")
+    return found
+
+
+def stage(name: str) -> Any:
+    """Returns the `Stage` or the `Job` of a command."""
+    return importlib.import_module(f"{_PACKAGE}.{name}").STAGE
+
+
+class Stages(dict):
+    """Stages by name, imported when they are looked up."""
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """Returns a stage, or the default where there is none."""
+        return stage(name) if (_STAGES / f"{name}.py").is_file() else default
+
+
+def main() -> None:
+    """Runs the command that the first word names, with the other words."""
+    streams.prepare()
+    known, words = names(), sys.argv[1:]
+    if not words or words[0] in ("--help", "-h", "help"):
+        width = max(map(len, known))
+        rows = "".join(f"  {name:{width}}  {line}\n" for name, line in known.items())
+        if words:
+            sys.exit(0 if streams.say(_USAGE + rows) else 2)
+        sys.stderr.write(_USAGE + rows)
+        sys.exit(2)
+    if words[0] not in known:
+        near = difflib.get_close_matches(words[0][:80], known, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        _refuse(
+            f"there is no stage {words[0][:80]!r}.{hint} `tfdpsq --help` lists them."
+        )
+    with reported():
+        module = importlib.import_module(f"{_PACKAGE}.{words[0]}")
+        if hasattr(module, "main"):  # a tool that makes no output
+            logging.set_verbosity(logging.ERROR)
+            _end(words[1:], module)
+        run(module.STAGE, words[1:], inspect.getdoc(module) or "")
+
+
+def _end(words: Sequence[str], tool: Any) -> NoReturn:
+    """Ends with a tool's status and text, or with its help."""
+    if "--help" in words:
+        sys.exit(0 if streams.say((inspect.getdoc(tool) or "") + "\n") else 2)
+    status, text = tool.main(list(words))
+    sys.exit(status if streams.say(text) else 2)
+
+
+def run(made: Any, words: Sequence[str], about: str) -> None:
+    """Parses the flags of a stage or a job, and runs it.
+
+    Args:
+      made: the `Stage` or the `Job`.
+      words: the command line.
+      about: what `--help` says of it.
+    """
+    _disable_core_dumps()
+    logging.set_verbosity(logging.INFO)
+    # TensorFlow's advice is meant for those who write programs.
+    standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
+    own = flags.FlagValues()
+    has = _define_flags(own, made)
+    if "--help" in words:
+        lines = settings.help_lines(made.Settings())
+        listed = "\n".join(f"  --config.{line}" for line in lines)
+        text = f"{about}\n\nFlags:\n{own.main_module_help()}\n\n"
+        sys.exit(
+            0
+            if streams.say(f"{text}Settings, with their defaults:\n\n{listed}\n")
+            else 2
+        )
+    file, words = _without_config(words)
+    given = load(file) if file else settings.config_of(made.Settings)
+    _require_known(given, made, words)
+    holder = config_flags.DEFINE_config_dict("config", given, flag_values=own)
+    rest = _parse(own, [made.name, *map(_with_infinity, words)], has)
+    s = settings.from_config(made.Settings, holder.value)
+    place = places.Place.of(own["workdir"].value, getattr(made, "anywhere", False))
+    with _devices(own, made) as devices:
+        budget = _budget(own, made)
+        if isinstance(made, pipeline.Job):
+            said = pipeline.run(made, s, pathlib.Path(place.path), devices, budget)
+        else:
+            beam = tuple(rest) if has["beam"] and own["beam"].value else None
+            record = runner.execute(made, s, place, devices, budget, beam)
+            said = f"{place.path}: {made.line(record) or 'finished'}"
+        preemption.finished()
+        streams.say(f"{said}\n" if said else "")
+
+
+def _define_flags(own: flags.FlagValues, made: Any) -> dict[str, bool]:
+    """Defines the flags that a stage takes; returns which groups it has."""
+    has = {
+        "beam": getattr(made, "sharded", False),
+        "budget": getattr(made, "spends", False),
+        "strategy": len(made.strategies) > 1,
+    }
+    define = {"flag_values": own}
+    flags.DEFINE_string("workdir", None, "Where the output goes.", **define)
+    if has["strategy"]:
+        text = f"What models run on, one of {', '.join(made.strategies)}."
+        flags.DEFINE_enum("strategy", "default", made.strategies, text, **define)
+        text = 'For --strategy=tpu: its name or address, or "local".'
+        flags.DEFINE_string("tpu", "", text, **define)
+        text = "For --strategy=mirrored: number of devices; 0 for all GPUs."
+        flags.DEFINE_integer("replicas", 0, text, 0, **define)
+    if has["budget"]:
+        text = (
+            "Refuse to spend if epsilon of all releases together would exceed this: "
+            "of those in the workdir's release/ and in each --released."
+        )
+        flags.DEFINE_float("budget", None, text, **define)
+        text = "A directory of earlier releases from the same pairs."
+        flags.DEFINE_multi_string("released", [], text, **define)
+    if has["beam"]:
+        text = "Run on Apache Beam's workers; other flags go to Beam."
+        flags.DEFINE_boolean("beam", False, text, **define)
+    return has
+
+
+def _parse(
+    own: flags.FlagValues, words: Sequence[str], has: dict[str, bool]
+) -> list[str]:
+    """Parses the flags; with --beam, returns the words that are not ours."""
+    by_beam = has["beam"] and any(re.match("--?beam(=true)?$", word) for word in words)
+    try:
+        rest = own(words, known_only=by_beam)[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, list(own), 1)
+        hint = f" Did you mean --{near[0]}?" if near else " See --help."
+        raise InputError(f"there is no flag --{error.flagname}.{hint}") from error
+    except (flags.Error, TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
+    if rest and not by_beam:
+        raise InputError(
+            f"unexpected arguments: {validation.cut(' '.join(rest))}. Flags begin "
+            "with --, such as --config=FILE."
+        )
+    return rest
+
+
+def _with_infinity(word: str) -> str:
+    """Returns a word in which a tuple holds ∞ as a literal, which is what is read."""
+    is_tuple = re.match(r"(--?config[\w.]*=)?\(", word)
+    return _INFINITY.sub("1e999", word) if is_tuple else word
+
+
+def _without_config(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the value of `--config`, or "", and the other words."""
+    file, others, words = "", [], list(words)
+    while words:
+        word = words.pop(0)
+        if re.match("--?config=", word):
+            file = word.partition("=")[2]
+        elif word in ("--config", "-config"):
+            file = words.pop(0) if words else ""
+        else:
+            others.append(word)
+    return file, others
+
+
+def _require_known(given: Any, made: Any, words: Sequence[str]) -> None:
+    """Refuses flags of settings that are not there."""
+    known = settings.all_names(made.Settings)
+    for name in (m[1] for m in map(_OVERRIDE.match, words) if m):
+        node: Any = given
+        for part in name.split("."):
+            if not isinstance(node, ml_collections.ConfigDict) or part not in node:
+                near = settings.nearest(name, known)
+                hint = f"Did you mean --config.{near}?" if near else "See --help."
+                raise InputError(f"there is no setting --config.{name}. {hint}")
+            node = node[part]
+
+
+def load(path: str) -> ml_collections.ConfigDict:
+    """Calls `get_config` of `FILE`, or of `FILE:ARGUMENT` with the argument.
+
+    Raises:
+      InputError: names file and line.
+    """
+    file, *arguments = path.split(":", 1)
+    if not os.path.isfile(file):
+        raise InputError(
+            f"--config is {path!r}, where there is no file. Give a Python file whose "
+            "get_config() returns the settings, such as configs/finetune.py."
+        )
+    try:
+        found = runpy.run_path(file).get("get_config")
+        if not callable(found):
+            raise InputError("it has no function get_config()")
+        inspect.signature(found).bind(*arguments)
+        config = found(*arguments)
+        if not isinstance(config, ml_collections.ConfigDict):
+            raise InputError("get_config() must return a ConfigDict")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        where = f"{file}:{line}" if line else file
+        raise InputError(f"{where}: the config fails: {error}") from error
+    return config
+
+
+# -- What a stage runs under -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _devices(own: flags.FlagValues, made: Any) -> Iterator[Any]:
+    """Opens the devices of the flags; a stage that takes none has `None`."""
+    if "strategy" not in own:
+        yield None
+        return
+    from tfdpsq.run.devices import strategy
+
+    kind, tpu, replicas = (own[n].value for n in ("strategy", "tpu", "replicas"))
+    opened = strategy.opened(kind, tpu, replicas, offered=made.strategies)
+    with opened as devices, strategy.using(devices):
+        devices.notice.listen()
+        yield devices
+
+
+def _budget(own: flags.FlagValues, made: Any) -> Any:
+    """Returns the limit of the flags; `None` for none."""
+    if "budget" not in own or own["budget"].value is None:
+        if "released" in own and own["released"].value:
+            raise InputError("--released counts against --budget. Give that, too.")
+        return None
+    from tfdpsq.run.frame import budget
+
+    return budget.Budget(own["budget"].value, tuple(own["released"].value))
+
+
+def _disable_core_dumps() -> None:
+    """A crash would write memory, private queries and seeds included, to a file."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+
+
+# -- Errors ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Ends the program with one sentence and an exit status when the block fails."""
+    try:
+        preemption.imported()
+        with io.full_disk_as_os_error():
+            yield
+    except (InputError, OSError) as error:
+        _refuse(_in_words(error))
+    except sqlite3.OperationalError as error:
+        _refuse(
+            f"a temporary database failed: {error}. Make room, or set SQLITE_TMPDIR."
+        )
+    except KeyboardInterrupt:
+        _stop("the command was asked to end")
+    except SystemExit as ended:
+        if ended.code == preemption.RESTART:
+            sys.stderr.write(preemption.ASKED)
+        raise
+    except Exception as error:
+        kind, text = type(error).__name__, str(getattr(error, "message", error))
+        if kind in ("Preempted", "LostWorker"):
+            _stop(str(error))
+        if isinstance(error, MemoryError) or kind == "ResourceExhaustedError":
+            _refuse(
+                "there is not enough memory. Lower batch_size, microbatch_size or the "
+                "lengths of texts, and start the command again: what is finished is "
+                "kept."
+            )
+        found = _UNKNOWN_SYSTEM.match(text)
+        if not found:
+            raise
+        _refuse(f"{found[2]} is of a file system {found[1]!r} that is unknown here.")
+
+
+def _in_words(error: Exception) -> str:
+    """Returns an error's message, with a remedy for those of the operating system."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    remedy = _REMEDIES.get(error.errno or 0, "Correct the path, or use another.")
+    return f"{os.fspath(error.filename)!s}: {error.strerror}. {remedy}"
+
+
+def _stop(message: str) -> NoReturn:
+    sys.stderr.write(f"\n{message}. {preemption.AGAIN}\n")
+    sys.exit(preemption.RESTART)
+
+
+def _refuse(message: str) -> NoReturn:
+    words = (w if len(w) <= 300 else validation.cut(w) for w in message.split())
+    sys.stderr.write(f"error: {' '.join(words)}\n")
+    sys.exit(2)

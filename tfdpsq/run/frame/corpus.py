@@ -1,0 +1,145 @@
+"""A corpus in parts: one reading finds its fingerprint and where documents begin."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Iterator
+
+from tfdpsq.data import io
+from tfdpsq.data.beir import read_documents
+from tfdpsq.data.lines import raw_lines
+from tfdpsq.data.texts import Document, documents_fingerprint
+from tfdpsq.validation import DataError
+
+FILES = ("corpus.jsonl", "corpus.jsonl.gz")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """What one reading of a corpus finds; 16 bytes of memory a document.
+
+    Attributes:
+      file: the corpus.
+      fingerprint: of its documents, see `documents_fingerprint`.
+      lines: number of lines before each document, and before the end.
+      offsets: number of bytes before each, uncompressed.
+    """
+
+    file: str
+    fingerprint: str
+    lines: array.array
+    offsets: array.array
+
+    @property
+    def count(self) -> int:
+        """Number of documents."""
+        return len(self.lines) - 1
+
+    def cut(
+        self, size: int, most: int = 0, only: frozenset[str] | None = None
+    ) -> Parts:
+        """Cuts the corpus into parts of `size` documents, whoever makes them.
+
+        Args:
+          size: documents in a part.
+          most: documents taken, evenly spread over the corpus; 0 takes all.
+          only: ids of the documents that parts keep; `None` keeps all.
+        """
+        taken = min(most or self.count, self.count)
+        parts = max(1, math.ceil(taken / size))
+        # The first n documents give n · taken // count: find the least n for each.
+        firsts = [taken * index // parts for index in range(parts + 1)]
+        cuts = [-(-first * self.count // taken) for first in firsts]
+        starts = [(at, self.lines[at], self.offsets[at]) for at in cuts]
+        return Parts(self.file, self.count, taken, tuple(starts), only)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a corpus, or of an evenly spread share of it; can be pickled.
+
+    Attributes:
+      file: the corpus.
+      total: documents in the corpus.
+      taken: documents in all parts.
+      starts: document, line and byte at which each part begins, and the last ends.
+      only: ids of the documents that are kept; `None` for all.
+    """
+
+    file: str
+    total: int
+    taken: int
+    starts: tuple[tuple[int, int, int], ...]
+    only: frozenset[str] | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of parts."""
+        return len(self.starts) - 1
+
+    def first(self, index: int) -> int:
+        """Returns the number of documents in the parts before this one."""
+        return self.taken * index // len(self)
+
+    def size(self, index: int) -> int:
+        """Returns the number of documents in a part."""
+        return self.first(index + 1) - self.first(index)
+
+    def read(self, index: int) -> Iterator[Document]:
+        """Streams a part's documents; raises DataError at a malformed line."""
+        start, line, offset = self.starts[index]
+        stop = self.starts[index + 1][0]
+        found = read_documents(self.file, raw=raw_lines(self.file, offset, line))
+        for number, document in zip(range(start, stop), found):
+            due = (number + 1) * self.taken // self.total
+            if due > number * self.taken // self.total:
+                if self.only is None or document.id in self.only:
+                    yield document
+
+
+def scan(file: str) -> Scan:
+    """Reads a corpus, once while its file does not change.
+
+    Args:
+      file: `.jsonl` or `.jsonl.gz`, on any file system.
+
+    Raises:
+      DataError: a malformed line, an id that occurs twice, or no document.
+    """
+    return _scanned(file, *_state(file))
+
+
+def _state(file: str) -> tuple[int, int]:
+    if io.is_local(file):
+        found = os.stat(file)
+        return found.st_size, found.st_mtime_ns
+    found = io.gfile().stat(file)
+    return found.length, found.mtime_nsec
+
+
+@functools.lru_cache(maxsize=2)
+def _scanned(file: str, size: int, modified: int) -> Scan:
+    lines, offsets = array.array("q"), array.array("q")
+    line = offset = end = 0
+
+    def raw() -> Iterator[tuple[int, bytes]]:
+        nonlocal line, offset, end
+        for number, data in raw_lines(file):
+            line, offset, end = number - 1, end, end + len(data)
+            yield number, data
+
+    def documents() -> Iterator[Document]:
+        for document in read_documents(file, raw=raw()):
+            lines.append(line)
+            offsets.append(offset)
+            yield document
+
+    fingerprint = documents_fingerprint(documents())
+    if not lines:
+        raise DataError(file, "holds no document", "Add at least one line")
+    lines.append(lines[-1] + 1)
+    offsets.append(end)
+    return Scan(file, fingerprint, lines, offsets)

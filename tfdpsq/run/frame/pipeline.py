@@ -1,0 +1,259 @@
+"""A job: a list of steps, checked as a whole before the first one runs.
+
+A step names its stage, its settings, and which of its inputs are outputs of earlier
+steps. Until those are there, later steps are checked on their promises: places, privacy
+classes and facts follow from settings alone. The list is written to
+`private/pipeline.json`, from which `status`, `results.py` and the report have all
+names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tfdpsq.data import io
+from tfdpsq.run.frame import places, records, runner, runs, settings
+from tfdpsq.run.frame.artefacts import Artefact
+from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.validation import InputError
+
+LIST_FILE = "pipeline.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a job.
+
+    Attributes:
+      name: of the output's directory.
+      stage: what makes it.
+      settings: the stage's, without the paths of promised inputs.
+      inputs: dotted setting -> name of an earlier step, and what is in its output:
+        {"generator": "generator_eps8", "systems.bm25_mine": "mine/model"}.
+      label: its name in tables.
+      shows: anything else that the report needs of it, as JSON.
+    """
+
+    name: str
+    stage: runner.Stage
+    settings: settings.Settings
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    label: str = ""
+    shows: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A step with its place, its class, and the paths of its inputs."""
+
+    step: Step
+    place: Place
+    privacy: Privacy
+    settings: settings.Settings
+
+
+class Job:
+    """A command that runs a list of steps in one workdir.
+
+    Attributes:
+      name: of the command.
+      Settings: the dataclass of its settings.
+      strategies: values of `--strategy` it works under.
+      spends: whether a step may train with a guarantee (`--budget`).
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[settings.Settings]]
+    strategies: ClassVar[tuple[str, ...]] = ("default", "mirrored", "tpu")
+    spends: ClassVar[bool] = True
+
+    def steps(self, s: Any, workdir: pathlib.Path) -> list[Step]:
+        """Returns the steps; refuses settings that do not fit each other."""
+        raise NotImplementedError
+
+    def finish(self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path) -> Any:
+        """Writes the report, once all steps are finished."""
+
+
+def run(
+    job: Job,
+    s: settings.Settings,
+    workdir: pathlib.Path,
+    devices: Any = None,
+    budget: Any = None,
+) -> Any:
+    """Runs a job, or the rest of it; returns what its `finish` does.
+
+    Raises:
+      InputError: what any step refuses, before the first one runs where that shows
+        from settings and inputs.
+    """
+    place = Place.of(workdir / places.PRIVATE / job.name)
+    with places.locked(place):
+        planned = plan(job.steps(s, workdir), workdir)
+        write_list(job, s, planned, workdir)
+        for each in planned:
+            runner.execute(each.step.stage, each.settings, each.place, devices, budget)
+            if "tensorflow" in sys.modules:
+                # Keras keeps every graph; those of a dozen stages would add up.
+                import tensorflow as tf
+
+                tf.keras.backend.clear_session()
+            gc.collect()
+        return job.finish(s, planned, workdir)
+
+
+def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
+    """Checks all steps, on promises of those before; returns them with their places.
+
+    Raises:
+      InputError: what a step refuses; a finished step, or one that has paid, that was
+        made with other settings.
+    """
+    promises: dict[str, Artefact] = {}
+    places_of: dict[str, str] = {}
+    planned = []
+    for step in steps:
+        if step.name in places_of:
+            raise ValueError(f"two steps are called {step.name}")
+        s = step.settings
+        try:
+            for setting, of in step.inputs.items():
+                name, _, inside = of.partition("/")
+                path = os.path.join(places_of[name], inside).rstrip("/")
+                s = _with(s, setting.split("."), path)
+            given = runner.open_inputs(s, promises)
+            step.stage.check(s, given)
+            privacy = step.stage.privacy(s, given)
+        except InputError as error:
+            raise InputError(f"{step.name}: {error}") from error
+        folder = places.PRIVATE if privacy == Privacy.PRIVATE else places.RELEASE
+        place = Place.of(workdir / folder / step.name)
+        _require_unchanged(step.stage, s, place)
+        if records.read_stage(place.path) is None:
+            covered = step.stage.covered(s, given)
+            origins = sorted({one.origin for _, one in given.each(covered)})
+            own = step.name if privacy == Privacy.CERTIFIED else ""
+            origin = next(filter(None, origins), own)
+            facts = step.stage.facts(s, given)
+            promises[place.path] = Artefact(
+                place.path, privacy, None, facts, origin, promised=True
+            )
+        places_of[step.name] = place.path
+        planned.append(Planned(step, place, privacy, s))
+    return planned
+
+
+def _with(s: Any, names: Sequence[str], value: str) -> Any:
+    """Returns settings, or a mapping in them, with a path filled in."""
+    first, *rest = names
+    if isinstance(s, Mapping):
+        return {**s, first: value}
+    if rest:
+        value = _with(getattr(s, first), rest, value)
+    return dataclasses.replace(s, **{first: value})
+
+
+def _require_unchanged(stage: runner.Stage, s: Any, place: Place) -> None:
+    """Refuses settings that a finished step, or a paid run, was not made with.
+
+    Inputs are compared when the step runs: some are not there yet.
+    """
+    own = settings.identity(s)
+    found = records.read_stage(place.path)
+    if found is not None:
+        records.finished(place.path, {**found["depends"], "settings": own})
+    elif runs.steps_paid(place):
+        record = io.read_json(place.run / runs.RUN_FILE, "Restore it from a backup")
+        runs.require_same_run(place, {**record["depends"], "settings": own})
+
+
+def write_list(
+    job: Job, s: settings.Settings, planned: Sequence[Planned], workdir: pathlib.Path
+) -> None:
+    """Writes the list of a job's steps for those that read a workdir."""
+    steps = [
+        {
+            "name": each.step.name,
+            "stage": each.step.stage.name,
+            "place": os.path.relpath(each.place.path, workdir),
+            "guarantee": each.privacy.word,
+            "label": each.step.label or each.step.name,
+            "shows": dict(each.step.shows),
+        }
+        for each in planned
+    ]
+    with places.owner_only():
+        path = places.open_private(workdir / places.PRIVATE) / LIST_FILE
+        content = {"job": job.name, "settings": settings.to_json(s), "steps": steps}
+        io.write_json(path, content)
+
+
+# -- The state of a workdir --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of one step.
+
+    Attributes:
+      name: of its output.
+      stage: name of its stage.
+      state: "done", "running", "interrupted" or "left".
+      detail: process, progress or result, in words.
+      seconds: how long it took so far, all tries together.
+    """
+
+    name: str
+    stage: str
+    state: str
+    detail: str
+    seconds: float
+
+
+def survey(workdir: pathlib.Path, stages: Mapping[str, Any]) -> list[State]:
+    """Returns the state of every step of a job, or of every output in a workdir.
+
+    Args:
+      workdir: of a job, or an output's own directory.
+      stages: stage or `None` by name, for their words on a finished output.
+    """
+    listed = workdir / places.PRIVATE / LIST_FILE
+    if listed.is_file():
+        steps = io.read_json(listed, "Start the job again, which writes it")["steps"]
+        outputs = [(workdir / one["place"], one["stage"]) for one in steps]
+    elif records.read_stage(workdir) is not None:
+        outputs = [(workdir, "")]
+    else:
+        folders = (workdir, workdir / places.RELEASE, workdir / places.PRIVATE)
+        paths = [file.parent for f in folders for file in f.glob("*/stage.json")]
+        known = {path.name for path in paths}
+        private = workdir / places.PRIVATE
+        begun = [*(private / "partial").glob("*"), *(private / "runs").glob("*")]
+        begun_names = sorted({path.name for path in begun} - known)
+        outputs = [(p, "") for p in (*paths, *(private / n for n in begun_names))]
+    return [_state(Place.of(path), stage, stages) for path, stage in outputs]
+
+
+def _state(place: Place, name: str, stages: Mapping[str, Any]) -> State:
+    record = records.read_stage(place.path)
+    took = records.seconds(place)
+    if record is not None:
+        stage = stages.get(record["stage"])
+        line = stage.line(record) if stage else ""
+        return State(place.name, record["stage"], "done", line, took)
+    process = places.holder(place)
+    paid = runs.steps_paid(place)
+    detail = [f"process {process}"] if process else []
+    detail += [f"{paid} steps paid"] if paid else []
+    shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
+    detail += [f"{shards} shards"] if shards else []
+    begun = process or paid or place.partial.exists() or place.record.exists()
+    state = "running" if process else "interrupted" if begun else "left"
+    return State(place.name, name, state, ", ".join(detail), took)

@@ -1,0 +1,265 @@
+"""Where an output goes, by one rule, and what is kept beside it.
+
+| class     | holds for                              | goes             | mode       |
+|-----------|----------------------------------------|------------------|------------|
+| public    | what comes from public documents alone | anywhere         | umask      |
+| certified | what carries a certificate, ε finite   | anywhere         | umask      |
+| private   | all else that private queries touched  | under `private/` | 0600, 0700 |
+
+| output                        | its private directory |
+|-------------------------------|-----------------------|
+| `X/release/...`, `X/NAME`     | `X/private`           |
+| `X/private/...`               | `X/private`           |
+
+    private/partial/NAME/   what is not finished; never released
+    private/runs/NAME/      ledger, seeds and states of a training run
+    private/logs/NAME/      progress and TensorBoard events
+    private/records/NAME.json    durations, exact private counts
+    private/locks/NAME      locked while the output is made
+    private/private_reads.jsonl, private/fingerprint.key
+
+Released files have constant times: real ones would show how long the private stages
+before them took. Nobody is kept from linking or moving files by hand; see the threat
+model in README.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import fcntl
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+from tfdpsq.data import io
+from tfdpsq.validation import InputError
+
+RELEASE, PRIVATE = "release", "private"
+# 1980-01-01, the first day that a zip file can state; 2037-01-01, as Linux does not
+# update an access time in the future (relatime).
+_MODIFIED, _ACCESSED = 315_532_800, 2_114_380_800
+_LOCK_SECONDS = 1.0  # `status` holds a lock for a moment
+
+
+class Privacy(enum.IntEnum):
+    """The privacy class of what a stage makes; a larger one goes to fewer places."""
+
+    PUBLIC, CERTIFIED, PRIVATE = range(3)
+
+    @property
+    def word(self) -> str:
+        """The name in records."""
+        return self.name.lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of an output.
+
+    Attributes:
+      path: an absolute local path, or a URL that TensorFlow knows, such as gs://.
+      private: the directory of what must not be released with it.
+    """
+
+    path: str
+    private: pathlib.Path
+
+    @classmethod
+    def of(cls, path: str | os.PathLike | None, anywhere: bool = False) -> Place:
+        """Returns the place of a path.
+
+        Args:
+          path: what `--workdir` says.
+          anywhere: whether the stage also writes to other file systems; its private
+            directory is then below the current one.
+
+        Raises:
+          InputError: the path is empty, a file, or elsewhere.
+        """
+        text = os.fspath(path or "")
+        if not text.strip():
+            raise InputError("no workdir was given. Pass --workdir=DIRECTORY.")
+        if not io.is_local(text):
+            if not anywhere:
+                raise InputError(
+                    f"workdir is {text}; this stage writes to this machine only. Give "
+                    "a local path, or where that file system is mounted."
+                )
+            return cls(text.rstrip("/"), pathlib.Path.cwd() / PRIVATE)
+        place = pathlib.Path(os.path.abspath(text))
+        for above in (place, *place.parents):
+            if above.exists():
+                if not above.is_dir():
+                    raise InputError(
+                        f"workdir is {text}, but {above} is a file. Give a directory."
+                    )
+                break
+        return cls(str(place), private_of(place))
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        return io.is_local(self.path)
+
+    @property
+    def partial(self) -> pathlib.Path:
+        """Directory of what is not finished."""
+        return self.private / "partial" / self.name
+
+    @property
+    def shards(self) -> str:
+        """Directory of the shards of a pass; for a URL next to the output."""
+        if self.is_local:
+            return str(self.partial / "shards")
+        return f"{self.path.rpartition('/')[0]}/.{self.name}.shards"
+
+    @property
+    def run(self) -> pathlib.Path:
+        """Directory of the ledger, seeds and states of a training run."""
+        return self.private / "runs" / self.name
+
+    @property
+    def logs(self) -> pathlib.Path:
+        """Directory of the logs."""
+        return self.private / "logs" / self.name
+
+    @property
+    def record(self) -> pathlib.Path:
+        """File of durations and exact private counts."""
+        return self.private / "records" / f"{self.name}.json"
+
+    @property
+    def lock(self) -> pathlib.Path:
+        """File that is locked while the output is made."""
+        return self.private / "locks" / self.name
+
+    def require(self, privacy: Privacy, stage: str) -> None:
+        """Applies the rule.
+
+        Raises:
+          InputError: a private output outside `private/`.
+        """
+        parts = self.path.split("/")
+        if privacy < Privacy.PRIVATE or (PRIVATE in parts and RELEASE not in parts):
+            return
+        where = f"under {RELEASE}/" if RELEASE in parts else f"not under {PRIVATE}/"
+        raise InputError(
+            f"{self.path} is {where}, but what {stage} makes here is private: no "
+            f"epsilon covers it. Use --workdir={self.private / self.name}."
+        )
+
+
+def private_of(place: pathlib.Path) -> pathlib.Path:
+    """Returns the private directory of an output; see the table above."""
+    parts = place.parts
+    if RELEASE in parts:
+        return pathlib.Path(*parts[: parts.index(RELEASE)]) / PRIVATE
+    if PRIVATE in parts[:-1]:
+        last = len(parts) - 1 - parts[::-1].index(PRIVATE)
+        return pathlib.Path(*parts[: last + 1])
+    return place.parent / PRIVATE
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Makes files that are created inside readable by their owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def open_private(directory: pathlib.Path) -> pathlib.Path:
+    """Makes a private directory, 0700, and takes the rights of others from it."""
+    for above in reversed(directory.parents):
+        if PRIVATE not in above.parts:
+            above.mkdir(exist_ok=True)
+    with io.explained(directory, any_error=True), owner_only():
+        directory.mkdir(parents=True, exist_ok=True)
+        if directory.name == PRIVATE:
+            directory.chmod(0o700)
+    return directory
+
+
+def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
+    """Sets the modes and times of a class on a directory, before it is renamed.
+
+    Args:
+      path: the directory.
+      privacy: its class.
+      umask: that of the process, for what is not private.
+    """
+    outside = 0o077 if privacy == Privacy.PRIVATE else umask
+    for each in [*sorted(path.rglob("*"), reverse=True), path]:  # directories last
+        each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
+        if privacy < Privacy.PRIVATE:
+            os.utime(each, (_ACCESSED, _MODIFIED))
+
+
+def settle(place: str) -> None:
+    """Resets the times of the directories above an output, up to `release` itself.
+
+    Renaming anything there changes them.
+    """
+    parts = place.split("/")
+    if not io.is_local(place) or RELEASE not in parts:
+        return
+    for end in range(parts.index(RELEASE) + 1, len(parts)):
+        with contextlib.suppress(OSError):  # missing, or another user's
+            os.utime("/".join(parts[:end]), (_ACCESSED, _MODIFIED))
+
+
+@contextlib.contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Keeps other processes of this machine from making the same output.
+
+    Raises:
+      InputError: another process makes it.
+    """
+    open_private(place.private)
+    with owner_only():
+        place.lock.parent.mkdir(exist_ok=True)
+        file = open(place.lock, "a+")
+    with file:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                raise InputError(
+                    f"{place.path} is being made by process {_holder(place.lock)}. "
+                    "Wait until it ends, or stop it."
+                ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def holder(place: Place) -> str:
+    """Returns the id of the process that makes an output, or ""."""
+    if not place.lock.is_file():
+        return ""
+    with open(place.lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(place.lock)
+    return ""
+
+
+def _holder(lock: pathlib.Path) -> str:
+    return lock.read_text() or "?"

@@ -1,0 +1,273 @@
+"""What a finished stage records, and what stays under `private/`.
+
+`stage.json` of an output has its privacy class, its settings, the fingerprints of its
+inputs, what it states of itself, and versions. A result is looked up by the
+fingerprint of all it depends on: settings without those of speed and without paths,
+and what the inputs hold.
+
+Durations and exact private counts depend on private data. They are in
+`private/records/NAME.json`, of all tries of a stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import resource
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tfdpsq
+from tfdpsq import privacy, validation
+from tfdpsq.data import io
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
+from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
+from tfdpsq.run.frame.places import Place, Privacy, open_private, owner_only
+
+STAGE_FILE = "stage.json"
+FORMAT = "tfdpsq-stage/1"
+KEY_FILE = "fingerprint.key"
+_KEYED = "keyed:"
+_REMEDY = "Restore it, or move its directory away to make it again."
+_PACKAGES = (
+    "tensorflow",
+    "tensorflow-text",
+    "tensorflow-privacy",
+    "dp-accounting",
+    "keras-nlp",
+    "tensorflow-datasets",
+    "tensorflow-recommenders",
+    "scann",
+    "sacrebleu",
+    "pytrec-eval-terrier",
+    "numpy",
+)
+
+
+# -- stage.json ----------------------------------------------------------------------
+
+
+def digest(value: Any) -> str:
+    """Returns the SHA-256, in hex, of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def read_stage(directory: str | os.PathLike) -> dict[str, Any] | None:
+    """Returns the record of a finished stage; `None` where there is none.
+
+    Raises:
+      DataError: it is damaged, or of version 0.x.
+    """
+    path = f"{os.fspath(directory).rstrip('/')}/{STAGE_FILE}"
+    present = os.path.isfile if io.is_local(path) else io.gfile().exists
+    if not present(path):
+        return None
+    found = io.read_json(path, _REMEDY)
+    if found.get("format") != FORMAT:
+        problem = f"is not a {FORMAT} record: another version of tfdpsq wrote it"
+        raise validation.DataError(path, problem, "Make it again in a new workdir.")
+    return found
+
+
+def write_stage(
+    directory: pathlib.Path, depends: Mapping[str, Any], **entries: Any
+) -> dict[str, Any]:
+    """Writes the record of a stage, last, and returns it.
+
+    Args:
+      directory: of the output.
+      depends: what the result depends on: "stage", "settings", "inputs".
+      **entries: "guarantee", the privacy class; "settings", all of them; "facts";
+        "result".
+    """
+    path, mark = directory / certificates.FILE_NAME, {}
+    if path.is_file():
+        mark = {certificates.MARK: certificates.load_certificate(path)["digest"]}
+    record = {
+        "format": FORMAT,
+        "stage": depends["stage"],
+        "depends": dict(depends),
+        "fingerprint": digest(depends),
+        "run": secrets.token_hex(8),
+        "versions": versions(),
+        **entries,
+        **mark,
+    }
+    io.write_json(directory / STAGE_FILE, record)
+    return record
+
+
+def finished(place: str, depends: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the record of an output if it is finished, `None` if it is not there.
+
+    Raises:
+      InputError: it was made with other settings or inputs.
+    """
+    found = read_stage(place)
+    if found is None or found["fingerprint"] == digest(depends):
+        return found
+    changed = "; ".join(validation.differences(found["depends"], dict(depends)))
+    raise validation.InputError(
+        f"{place} is finished, but was made with other settings or inputs ({changed}). "
+        "Use another directory, or move this one away to make it again."
+    )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of what numbers depend on."""
+    found = {"tfdpsq": tfdpsq.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def write_certificate(
+    directory: pathlib.Path, certificate: Mapping[str, Any] | None
+) -> None:
+    """Writes a certificate, and its digest into the configs of the models beside it.
+
+    A model that is copied without its certificate is then still known as derived.
+    """
+    if certificate is None:
+        return
+    for path in (directory / name for name in certificates.CONFIGS):
+        if path.is_file():
+            marked = {certificates.MARK: certificate["digest"]}
+            io.write_json(path, {**io.read_json(path, _REMEDY), **marked})
+    io.write_json(directory / certificates.FILE_NAME, certificate)
+
+
+def require_class(directory: pathlib.Path, stated: Privacy, place: str) -> None:
+    """Compares the certificates of an output with the class that was stated for it.
+
+    Raises:
+      InputError: they disagree, which is a bug of the stage.
+    """
+    if stated == Privacy.PRIVATE:
+        return
+    found = {
+        certificates.load_certificate(path)["digest"]: path.parent
+        for path in sorted(directory.rglob(certificates.FILE_NAME))
+    }
+    classes = [
+        class_of_certificate(privacy.read_certificate(p)) for p in found.values()
+    ]
+    wanted = [Privacy.CERTIFIED] if stated == Privacy.CERTIFIED else []
+    if classes != wanted:
+        raise validation.InputError(
+            f"{place} was to be {stated.word}, but its certificates say "
+            f"{[each.word for each in classes]}. Nothing was written; please report "
+            "this."
+        )
+
+
+def class_of_certificate(certificate: Mapping[str, Any] | None) -> Privacy:
+    """Returns the class of what a certificate covers; `None` is public."""
+    if certificate is None:
+        return Privacy.PUBLIC
+    finite = str(certificate["guarantee"]["epsilon"]) != "inf"
+    is_certified = certificate["private"] is True and finite
+    return Privacy.CERTIFIED if is_certified else Privacy.PRIVATE
+
+
+# -- Under private/ --------------------------------------------------------------------
+
+
+def private_reads(private: pathlib.Path, strict: bool = False) -> privacy.PrivateReads:
+    """Returns the list of private reads that no ε covers; `strict` refuses new ones."""
+    path = private / READS_FILE_NAME
+    if not strict:
+        open_private(private)
+    with owner_only():
+        return privacy.PrivateReads(path, strict=strict)
+
+
+def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
+    """Returns the HMAC-SHA256 of a fingerprint of private data.
+
+    With a plain hash, whoever knows all pairs but one could test guesses at the last.
+    The key is made on first use, and never leaves the private directory.
+
+    Raises:
+      DataError: the key is damaged; or it is missing, and a run has paid for data that
+        it tells from others.
+    """
+    path = open_private(private) / KEY_FILE
+    if not path.is_file():
+        for ledger in sorted((private / "runs").glob(f"*/{LEDGER}")):
+            if privacy.read_ledger(ledger).steps_paid:
+                problem = f"is missing, but steps are paid in {ledger}"
+                raise validation.DataError(path, problem, "Restore it from a backup.")
+        with owner_only():
+            own = private / f".{KEY_FILE}.{os.getpid()}"
+            io.atomic_write(own, secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):  # of a command beside this one
+                os.link(own, path)
+            own.unlink()
+    key = path.read_text().strip()
+    if not re.fullmatch("[0-9a-f]{64}", key):
+        problem = "does not hold a key of 64 hexadecimal digits"
+        raise validation.DataError(path, problem, "Restore it from a backup.")
+    made = hmac.new(bytes.fromhex(key), fingerprint.encode(), hashlib.sha256)
+    return _KEYED + made.hexdigest()
+
+
+def read_private(place: Place) -> dict[str, Any]:
+    """Returns a stage's private record: "tries", "counts", "peak_gib"."""
+    if not place.record.is_file():
+        return {"tries": [], "counts": {}}
+    return io.read_json(place.record, "Move it away: it only says what stages took.")
+
+
+@contextlib.contextmanager
+def timed(place: Place) -> Iterator[dict[str, Any]]:
+    """Records how long the block takes, as one more try of the stage.
+
+    A try that was killed counts to its last line in the log.
+
+    Yields:
+      Exact private counts to fill in.
+    """
+    found = read_private(place)
+    now = time.time()
+    for before in found["tries"]:
+        if before["seconds"] is None:
+            times = [path.stat().st_mtime for path in place.logs.rglob("*")]
+            last = max([before["started"], *(t for t in times if t < now)])
+            before["seconds"] = round(last - before["started"], 2)
+    own = {"started": now, "seconds": None}
+    found["tries"].append(own)
+
+    def write() -> None:
+        with owner_only():
+            open_private(place.record.parent)
+            io.write_json(place.record, found)
+
+    write()
+    started = time.monotonic()
+    try:
+        yield found["counts"]
+    finally:
+        own["seconds"] = round(time.monotonic() - started, 2)
+        usage = map(
+            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        peak = max(each.ru_maxrss for each in usage) / 2**20
+        found["peak_gib"] = round(max(found.get("peak_gib", 0.0), peak), 3)
+        write()
+
+
+def seconds(place: Place) -> float:
+    """Returns how long a stage took, all tries together."""
+    return sum(one["seconds"] or 0.0 for one in read_private(place)["tries"])

@@ -1,0 +1,406 @@
+"""Runs a stage: everything that is the same for all of them, in one place.
+
+    validate    by the constructor of the settings
+    open        every path of the settings, by record and certificate alone
+    check       what the stage asks of settings and inputs
+    place       the class of the output decides where it may go
+    lock        one process makes an output
+    skip        a finished output of the same settings and inputs
+    run         into a directory under private/partial/
+    compare     the output's class with its certificates
+    rename      the output appears whole, with `stage.json`
+
+A kill at any moment leaves an output that is there or not. What is in private/partial/
+is removed by the next try, but for the shards of a pass; a training run goes on from
+its ledger and state (see `runs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from absl import logging
+
+from tfdpsq.data import io
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.run.frame import places, records, settings
+from tfdpsq.run.frame.artefacts import Artefact, Output
+from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.validation import InputError
+
+
+class Given(dict):
+    """The inputs of a stage, by the dotted names of their settings.
+
+    A value is an artefact, `None` for a path that was left out, or a dict or a tuple of
+    artefacts for a setting that holds several.
+    """
+
+    def each(self, covered: Sequence[str] = ()) -> Iterator[tuple[str, Artefact]]:
+        """Yields name and artefact of every input that is there, but `covered` ones."""
+        for name, value in self.items():
+            inside: Mapping[Any, Any] = {"": value}
+            if isinstance(value, (dict, tuple)):
+                inside = value if isinstance(value, dict) else dict(enumerate(value))
+            for key, artefact in inside.items():
+                if artefact is not None and name not in covered:
+                    yield f"{name}.{key}".rstrip("."), artefact
+
+    def privacy(self, covered: Sequence[str] = ()) -> Privacy:
+        """Returns the class of what is made from the inputs, by post-processing.
+
+        Args:
+          covered: inputs that an ε of the stage's own protects.
+        """
+        return max((a.privacy for _, a in self.each(covered)), default=Privacy.PUBLIC)
+
+    def certificate(self, covered: Sequence[str] = ()) -> dict[str, Any] | None:
+        """Returns the certificate of what is made from the inputs; `None` for none.
+
+        Raises:
+          InputError: two inputs have guarantees of their own, which would add up.
+        """
+        found = {name: one for name, one in self.each(covered) if one.origin}
+        if any(one.promised for one in found.values()):
+            if len({one.origin for one in found.values()}) > 1:
+                raise InputError(
+                    f"{' and '.join(found)} have guarantees of their own, which would "
+                    "add up. Use one."
+                )
+            return None
+        return certificates.inherited_certificate(
+            *(one.certificate for one in found.values())
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a stage runs with.
+
+    Attributes:
+      settings: an instance of the stage's `Settings`.
+      given: its inputs.
+      place: where the output will be, and what is beside it.
+      privacy: the output's class.
+      inputs: fingerprints of the inputs.
+      depends: what the output depends on, as JSON; see `depends_on`.
+      out: the directory to fill.
+      counts: exact private counts, to be kept under `private/`.
+      devices: what models run on; see `devices`.
+      budget: the limit of `--budget`; `None` for none.
+      beam: flags of Apache Beam, whose workers make shards; `None` for this process.
+      parts: the parts of a pass.
+    """
+
+    settings: Any
+    given: Given
+    place: Place
+    privacy: Privacy
+    inputs: Mapping[str, str]
+    depends: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    out: pathlib.Path = pathlib.Path()
+    counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    devices: Any = None
+    budget: Any = None
+    beam: tuple[str, ...] | None = None
+    parts: Any = ()
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Returns the scope to make models in."""
+        return (
+            contextlib.nullcontext() if self.devices is None else self.devices.scope()
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        """Returns what the manifest of a set says of its making; see `data.sets`."""
+        return {
+            "config": settings.to_json(self.settings),
+            "inputs": dict(self.inputs),
+        }
+
+
+class Stage:
+    """One step of the work: what it takes, what it makes, how.
+
+    A subclass is complete with `name`, `Settings` and `run`. All methods but `run` look
+    at settings and artefacts alone, so they also work on promises.
+
+    Attributes:
+      name: of the command.
+      Settings: the dataclass of its settings.
+      kind: what its output is, for stages that take it.
+      strategies: values of `--strategy` it works under.
+      spends: whether it may train on private pairs with a guarantee (`--budget`).
+      anywhere: whether the output may be on another file system.
+      sharded: whether it is a pass over shards (`--beam`).
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[settings.Settings]]
+    kind: ClassVar[type[Artefact]] = Output
+    strategies: ClassVar[tuple[str, ...]] = ("default",)
+    spends: ClassVar[bool] = False
+    anywhere: ClassVar[bool] = False
+    sharded: ClassVar[bool] = False
+
+    def check(self, s: Any, given: Given) -> None:
+        """Refuses settings and inputs that do not fit each other."""
+
+    def covered(self, s: Any, given: Given) -> tuple[str, ...]:
+        """Returns the inputs, private pairs, that an ε of the stage's own protects."""
+        return ()
+
+    def privacy(self, s: Any, given: Given) -> Privacy:
+        """Returns the class of the output: that of all inputs together.
+
+        Inputs that an ε covers make it certified; with canaries among them, private.
+        """
+        covered = self.covered(s, given)
+        given.certificate(covered)  # refuses two
+        if any(a.facts.get("canaries") for name, a in given.each() if name in covered):
+            return Privacy.PRIVATE
+        found = given.privacy(covered)
+        return max(found, Privacy.CERTIFIED) if covered else found
+
+    def certificate(self, s: Any, given: Given) -> dict[str, Any] | None:
+        """Returns the certificate that the output inherits; a run may write its own."""
+        return given.certificate(self.covered(s, given))
+
+    def facts(self, s: Any, given: Given) -> dict[str, Any]:
+        """Returns what may be known of the output before it is made, as JSON."""
+        return {}
+
+    def reads(self, s: Any, given: Given) -> list[tuple[str, str]]:
+        """Returns private reads that no ε covers: what is read, and who sees it."""
+        return []
+
+    def also(self, c: Context) -> dict[str, str]:
+        """Returns fingerprints of what it depends on besides settings and inputs."""
+        return {}
+
+    def run(self, c: Context) -> dict[str, Any]:
+        """Fills `c.out`; returns what `stage.json` records."""
+        raise NotImplementedError
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        """Returns a finished output in a few words, for `status` and the report."""
+        found = record["result"].items()
+        numbers = (f"{k} {v:g}" for k, v in found if isinstance(v, (int, float)))
+        return ", ".join(numbers)
+
+    def config(self, **changes: Any) -> Any:
+        """Returns the stage's settings as a ConfigDict, for a config file."""
+        found = settings.config_of(self.Settings)
+        found.update(changes)
+        return found
+
+
+class ShardedStage(Stage):
+    """A pass over a corpus: shard by shard, resumed after the last finished one.
+
+    A subclass has `parts`, `start` and `merge` instead of `run`. Instances are pickled
+    for Beam's workers, which have one device each.
+    """
+
+    sharded = True
+
+    def parts(self, c: Context) -> Any:
+        """Returns what each shard is made of; it has a length, and can be pickled."""
+        raise NotImplementedError
+
+    def start(self, c: Context) -> Any:
+        """Loads models, once in a process; returns `make(index, shard_writer)`."""
+        raise NotImplementedError
+
+    def merge(self, c: Context, shards: Any) -> dict[str, Any]:
+        """Fills `c.out` from all shards; returns what `stage.json` records."""
+        raise NotImplementedError
+
+    def run(self, c: Context) -> dict[str, Any]:
+        """Makes the missing shards, then merges all."""
+        from tfdpsq.run.frame import shards
+
+        c = dataclasses.replace(c, parts=self.parts(c))
+        return self.merge(c, shards.make_all(self, c))
+
+
+def open_inputs(
+    s: settings.Settings, promises: Mapping[str, Artefact] | None = None
+) -> Given:
+    """Opens every path in settings.
+
+    Args:
+      s: the settings.
+      promises: outputs of earlier steps of a pipeline that are not there yet, by path.
+
+    Raises:
+      InputError: a path is missing, or leads to something else.
+    """
+    given = Given()
+    for name, value, rule in settings.paths_of(s):
+
+        def opened(
+            path: str, where: str, rule: settings.Rule = rule
+        ) -> Artefact | None:
+            if not path and rule.required:
+                raise InputError(f"{where} is ''. Give {rule.kind.wanted}.")
+            if not path:
+                return None
+            promise = _promised(path, promises or {})
+            if promise is None:
+                return rule.kind.open(path, where)
+            return rule.kind(**{**vars(promise), "path": path})
+
+        if isinstance(value, Mapping):
+            given[name] = {key: opened(p, f"{name}.{key}") for key, p in value.items()}
+        elif isinstance(value, tuple):
+            given[name] = tuple(opened(p, f"{name}[{n}]") for n, p in enumerate(value))
+        else:
+            given[name] = opened(value, name)
+    return given
+
+
+def _promised(path: str, promises: Mapping[str, Artefact]) -> Artefact | None:
+    """Returns the promise of an output that a path is, or is in."""
+    above = (path, *map(str, pathlib.PurePath(path).parents))
+    return next((promises[each] for each in above if each in promises), None)
+
+
+def execute(
+    stage: Stage,
+    s: settings.Settings,
+    place: Place,
+    devices: Any = None,
+    budget: Any = None,
+    beam: tuple[str, ...] | None = None,
+) -> dict[str, Any]:
+    """Runs a stage, unless its output is finished; returns the output's record.
+
+    Args:
+      stage: the stage.
+      s: its settings.
+      place: where the output goes.
+      devices: what models run on; `None` for one device. Of several workers only the
+        chief writes there; the others have a place that is removed.
+      budget: limit on what all releases together may spend; `None` for none.
+      beam: flags of Apache Beam, whose workers make shards; `None` for this process.
+
+    Raises:
+      InputError: see the steps in the module's docstring.
+    """
+    given = open_inputs(s)
+    stage.check(s, given)
+    privacy = stage.privacy(s, given)
+    place.require(privacy, stage.name)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    with places.locked(place), places.owner_only():
+        c = Context(s, given, place, privacy, {}, devices=devices, budget=budget)
+        c = dataclasses.replace(c, beam=beam, inputs=_fingerprints(stage, c))
+        c = dataclasses.replace(c, depends=depends_on(stage, c))
+        record = records.finished(place.path, c.depends)
+        if record is not None:
+            logging.info("%s: finished before, not made again", place.name)
+        else:
+            _require_free(place)
+            strict = getattr(s, "strict", False)
+            for what, where in stage.reads(s, given):
+                records.private_reads(place.private, strict).record(what, where)
+            logging.info("%s: started", place.name)
+            with records.timed(place) as counts:
+                record = _made(stage, c, umask, counts)
+            logging.info("%s: finished", place.name)
+        _clean(place)
+    return record
+
+
+def depends_on(stage: Stage, c: Context) -> dict[str, Any]:
+    """Returns what an output depends on, as JSON."""
+    own = settings.identity(c.settings)
+    return {"stage": stage.name, "settings": own, "inputs": dict(c.inputs)}
+
+
+def _fingerprints(stage: Stage, c: Context) -> dict[str, str]:
+    found = {name: one.fingerprint(c.place.private) for name, one in c.given.each()}
+    return {**found, **stage.also(dataclasses.replace(c, inputs=found))}
+
+
+def _require_free(place: Place) -> None:
+    """Refuses a place where something else is, before any work."""
+    if place.is_local and os.path.isdir(place.path) and os.listdir(place.path):
+        raise InputError(
+            f"{place.path} is not empty, and holds no {records.STAGE_FILE}. Use "
+            "another --workdir."
+        )
+
+
+def _made(
+    stage: Stage, c: Context, umask: int, counts: dict[str, Any]
+) -> dict[str, Any]:
+    """Makes an output beside its shards, and renames it."""
+    out = c.place.partial / "out"
+    shutil.rmtree(out, ignore_errors=True)  # of a try that was killed
+    places.open_private(out)
+    c = dataclasses.replace(c, out=out, counts=counts)
+    with io.explained(out, "Finished shards and paid steps are kept."):
+        result = stage.run(c)
+        if not (out / certificates.FILE_NAME).is_file():
+            records.write_certificate(out, stage.certificate(c.settings, c.given))
+        records.require_class(out, c.privacy, c.place.path)
+        record = records.write_stage(
+            out,
+            c.depends,
+            guarantee=c.privacy.word,
+            settings=settings.to_json(c.settings),
+            facts=stage.facts(c.settings, c.given),
+            result=result or {},
+        )
+    _appear(out, c.place, c.privacy, umask)
+    return record
+
+
+def _appear(out: pathlib.Path, place: Place, privacy: Privacy, umask: int) -> None:
+    """Gives a finished output its modes, times and name."""
+    places.finish(out, privacy, umask)
+    for folder, _, names in os.walk(out):
+        for name in (*names, ""):
+            io.flush(os.path.join(folder, name))
+    if not place.is_local:
+        io.copy_tree(str(out), place.path, last=records.STAGE_FILE)
+        return
+    above = pathlib.Path(place.path).parent
+    if privacy == Privacy.PRIVATE:
+        places.open_private(above)
+    else:
+        os.umask(umask)  # as if the user had made the directory
+        above.mkdir(parents=True, exist_ok=True)
+        os.umask(0o077)
+    os.rename(out, place.path)  # also replaces an empty directory
+    io.flush(above)
+
+
+def _clean(place: Place) -> None:
+    """Removes what a finished output has no use for: shards, and the seeds of noise."""
+    if place.run.is_dir():
+        from tfdpsq import privacy
+
+        privacy.discard_state(place.run)
+        shutil.rmtree(place.run / "backup", ignore_errors=True)
+    shutil.rmtree(place.partial, ignore_errors=True)
+    if not place.is_local and io.gfile().exists(place.shards):
+        io.gfile().rmtree(place.shards)
+    places.settle(place.path)
+
+
+@contextlib.contextmanager
+def scratch(place: Place) -> Iterator[Place]:
+    """Yields a place for a worker that is not the chief, removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="tfdpsq-worker-") as folder:
+        yield Place.of(f"{folder}/{places.PRIVATE}/{place.name}")

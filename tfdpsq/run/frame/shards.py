@@ -1,0 +1,162 @@
+"""Shards of a pass, in one directory; made in one process, or on Apache Beam.
+
+    pass.json          what the shards are of
+    00003.EXT          what shard 3 holds: a file, or several
+    00003.json         its mark, written last: {"count": rows, "result": {...}}
+
+A shard is there if its mark is. A pass that is killed loses the shard it was making.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import io
+from tfdpsq.run.frame import places, records, runner
+
+PASS_FILE = "pass.json"
+Make = Callable[[int, "ShardWriter"], None]
+
+
+class ShardWriter:
+    """The files of a shard that is being written.
+
+    Attributes:
+      count: rows in it; to be set by its maker.
+      result: what else is to be known of it, JSON values.
+      partials: extension -> the file that is written.
+    """
+
+    def __init__(self, final: str):
+        """Takes the path of the shard's files, without their extension."""
+        self.count, self.result = 0, {}
+        self.partials: dict[str, str] = {}
+        self._final = final
+
+    def path(self, extension: str) -> str:
+        """Returns a file to write, by whatever takes the paths of `tf.io.gfile`."""
+        folder, _, name = f"{self._final}.{extension}".rpartition("/")
+        return self.partials.setdefault(extension, f"{folder}/{io.partial_name(name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The shards of a pass.
+
+    Attributes:
+      directory: where they are, on any file system that TensorFlow knows.
+      total: their number.
+    """
+
+    directory: str
+    total: int
+
+    def path(self, index: int, extension: str) -> str:
+        """Returns the path of a shard's file."""
+        return f"{self.directory}/{index:05d}.{extension}"
+
+    def mark(self, index: int) -> dict[str, Any] | None:
+        """Returns the mark of a shard; `None` if it has to be made."""
+        path = self.path(index, "json")
+        if not io.gfile().exists(path):
+            return None
+        return io.read_json(path, "Remove it, and the shard is made again")
+
+    def missing(self) -> list[int]:
+        """Returns the numbers of the shards that have to be made."""
+        return [index for index in range(self.total) if self.mark(index) is None]
+
+    def paths(self, extension: str) -> Iterator[str]:
+        """Yields the file of every shard, in order."""
+        for index in range(self.total):
+            yield self.path(index, extension)
+
+    @contextlib.contextmanager
+    def writing(self, index: int) -> Iterator[ShardWriter]:
+        """Makes a shard: its files first, its mark last, each renamed when whole."""
+        writer = ShardWriter(f"{self.directory}/{index:05d}")
+        try:
+            yield writer
+            for extension, partial in writer.partials.items():
+                if io.is_local(partial):
+                    io.flush(partial)
+                final = self.path(index, extension)
+                io.gfile().rename(partial, final, overwrite=True)
+            mark = {"count": writer.count, "result": writer.result}
+            io.write_json(self.path(index, "json"), mark)
+        except BaseException:
+            for partial in writer.partials.values():
+                with contextlib.suppress(tf.errors.OpError):
+                    io.gfile().remove(partial)
+            raise
+
+
+def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
+    """Makes the missing shards of a pass; returns all.
+
+    Raises:
+      InputError: shards of another pass are there; or what the stage raises.
+    """
+    shards = Shards(c.place.shards, len(c.parts))
+    _open(shards, {**c.depends, "shards": len(c.parts)})
+    missing = shards.missing()
+    logging.info(
+        "%s: %d of %d shards to make", c.place.name, len(missing), shards.total
+    )
+    if missing and c.beam is not None:
+        remedy = "Apache Beam is not installed. Run: pip install 'tfdpsq[beam]'"
+        validation.library("apache_beam", remedy)
+        from tfdpsq.run.frame import beam
+
+        beam.run(stage, c, shards, c.beam)
+    elif missing:
+        make = stage.start(c)
+        for index in missing:
+            make_one(make, shards, index, c.place)
+    return shards
+
+
+def make_one(make: Make, shards: Shards, index: int, place: places.Place) -> None:
+    """Makes a shard unless it is there; says how long it took."""
+    if shards.mark(index) is not None:
+        return
+    started = time.monotonic()
+    with places.owner_only(), shards.writing(index) as out:
+        make(index, out)
+    logging.info(
+        "%s: shard %d of %d: %d rows in %.1f s",
+        place.name,
+        index,
+        shards.total,
+        out.count,
+        time.monotonic() - started,
+    )
+
+
+def _open(shards: Shards, depends: dict[str, Any]) -> None:
+    """Makes the directory, or takes up what the same pass left there."""
+    path = f"{shards.directory}/{PASS_FILE}"
+    wanted = {"fingerprint": records.digest(depends), "depends": depends}
+    if io.gfile().exists(path):
+        found = io.read_json(path, f"Remove {shards.directory} to begin again")
+        if found["fingerprint"] == wanted["fingerprint"]:
+            return
+        changed = "; ".join(validation.differences(found["depends"], depends))
+        raise validation.InputError(
+            f"{shards.directory} holds shards of other settings or inputs ({changed}). "
+            "Go on with those, or remove it to begin again."
+        )
+    if io.is_local(shards.directory):
+        os.makedirs(shards.directory, exist_ok=True)
+    else:
+        io.gfile().makedirs(shards.directory)
+    io.write_json(path, wanted)

@@ -1,0 +1,204 @@
+r"""Write synthetic queries for public documents with a generator.
+
+    tfdpsq synthesize --workdir=OUT --config.generator=GENERATOR --config.corpus=BEIR
+
+Reads the generator and the corpus's documents, never a private query: the set has the
+generator's guarantee and carries its certificate, for any number of queries. With
+`documents = "train"` it also reads which documents have private queries; see the
+setting. With `histogram` a document has as many queries as those like it have in the
+private log, and the certificate is for both. Writes TFRecords and a BEIR directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthetic
+from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
+from tfdpsq.run.frame import corpus, runner, settings, shards
+from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
+from tfdpsq.run.frame.runner import Context, Given
+from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.run.passes import document_rates, pass_progress
+from tfdpsq.run.reporting import data_card
+from tfdpsq.validation import InputError
+
+_EXTENSION = "tfrecord"
+
+
+class Synthesize(runner.ShardedStage):
+    """Writes queries for public documents; post-processing costs no ε."""
+
+    name = "synthesize"
+    kind = SyntheticSet
+    strategies = ("default", "mirrored", "tpu")
+    anywhere = True
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(settings.Settings):
+        """Settings of `synthesize`."""
+
+        generator: str = path(Generator)
+        corpus: str = path(Corpus, "pydocs")
+        documents: str = setting(
+            "corpus",
+            choices=("corpus", "train"),
+            help="train: those of the pairs of split alone, as in the paper; which they "
+            "are is a private read, so they must be declared public",
+        )
+        split: str = setting("train", when={"documents": ("train",)})
+        training_documents_are_public: bool = setting(
+            False, when={"documents": ("train",)}
+        )
+        histogram: str = path(
+            Histogram,
+            "",
+            when={"documents": ("corpus",)},
+            help="as many queries as without, for documents like those asked for; the "
+            "generator must have been trained after it",
+        )
+        max_documents: int = setting(
+            0, ge=0, when={"documents": ("corpus",)}, help="evenly spread; 0 takes all"
+        )
+        samples_per_document: int = setting(1, ge=1)
+        query_length: int = setting(0, ge=0, help="tokens; 0 is the generator's")
+        temperature: float = setting(1.0, ge=LEAST_TEMPERATURE, zero=True)
+        top_k: int = setting(0, ge=0, when="temperature")
+        top_p: float = setting(0.8, gt=0, le=1, when="temperature")
+        dtype: str = setting("float32", choices=("float32", "mixed_bfloat16"))
+        seed: int = setting(0, ge=0, le=settings.SEED)
+        jit_compile: bool = setting(False)
+        shards: int = setting(4, ge=1, le=99_999, help="files of the set")
+        batch_size: int = setting(64, ge=1, speed=True)
+        shard_documents: int = setting(
+            8192, ge=1, speed=True, help="the most that a kill can lose"
+        )
+
+    def check(self, s: Settings, given: Given) -> None:
+        """Refuses training documents that were not declared to be public."""
+        if s.documents == "train" and not s.training_documents_are_public:
+            raise InputError(
+                "documents is 'train', so that the set shows which documents have "
+                "private queries, which no epsilon covers. Set "
+                "training_documents_are_public to True if that is public anyway."
+            )
+
+    def facts(self, s: Settings, given: Given) -> dict[str, Any]:
+        """What a set's reader may ask."""
+        return {"documents": s.documents, "generator": dict(given["generator"].facts)}
+
+    def also(self, c: Context) -> dict[str, str]:
+        """The choice of documents is an input, too."""
+        if c.settings.documents == "corpus":
+            return {}
+        text = json.dumps(sorted(self._only(c) or ()))
+        return {"training_documents": hashlib.sha256(text.encode()).hexdigest()}
+
+    def parts(self, c: Context) -> corpus.Parts:
+        """Cuts the corpus."""
+        s = c.settings
+        most = 0 if s.histogram else s.max_documents
+        scanned = corpus.scan(c.given["corpus"].file)
+        return scanned.cut(s.shard_documents, most, self._only(c))
+
+    def start(self, c: Context) -> shards.Make:
+        """Loads the generator."""
+        s, parts, rates = c.settings, c.parts, self._rates(c)
+        lengths = {"query_length": s.query_length} if s.query_length else {}
+        with c.scope():
+            model = T5QueryGenerator.from_preset(
+                c.given["generator"].path, s.dtype, **lengths
+            )
+        if model.preprocessor is None:
+            raise InputError(
+                f"generator is {s.generator}, which has no {VOCABULARY_FILE}. Add it."
+            )
+        model.preprocessor.tokenizer.require_embeddings(model.config.vocabulary_size)
+        each = s.samples_per_document if rates is None else rates.queries / parts.taken
+
+        def make(index: int, out: shards.ShardWriter) -> None:
+            read, first = parts.read(index), parts.first(index)
+            progress = pass_progress.PassProgress(
+                c.place.logs if c.place.is_local else None,
+                "queries",
+                (index, len(parts)),
+                total=round(parts.size(index) * each),
+                first=round(first * each),
+            )
+            with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
+                with c.scope():
+                    rows = model.write_queries(
+                        read if rates is None else rates.of(read),
+                        first=first,
+                        sampler=sampler_of(s.temperature, s.top_k, s.top_p),
+                        seed=s.seed,
+                        samples=s.samples_per_document,
+                        batch_size=s.batch_size,
+                        jit_compile=s.jit_compile,
+                        on_batch=progress.add,
+                    )
+                for row in rows:
+                    file.write(encode_query(row))
+                    out.count += 1
+
+        return make
+
+    def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
+        """Writes the queries of all shards as one set, with its data card."""
+        reads = []
+        if c.settings.documents == "train":
+            what = "which documents have private training queries, declared public"
+            reads.append({"what": what, "where": "the documents of the set"})
+        certificate = self.certificate(c.settings, c.given)
+        manifest = write_synthetic(
+            c.out / SET,
+            _rows(made, numbered=c.given["histogram"] is not None),
+            provenance={**c.provenance(), "private_reads": reads},
+            certificate=certificate,
+            shards=c.settings.shards,
+            guarantee=c.privacy.word,
+        )
+        data_card.write(c.out / SET, manifest)
+        left_out = manifest["empty_queries_left_out"]
+        return {"queries": manifest["count"], "empty_queries_left_out": left_out}
+
+    def _only(self, c: Context) -> frozenset[str] | None:
+        """Returns the ids of the documents to write for; `None` for all."""
+        if c.settings.documents == "corpus":
+            return None
+        return c.given["corpus"].beir().answered(c.settings.split)
+
+    def _rates(self, c: Context) -> document_rates.Rates | None:
+        """Returns how many queries a document gets by the histogram."""
+        given, s = c.given["histogram"], c.settings
+        if given is None:
+            return None
+        histogram = document_rates.Histogram.load(given.path)
+        if histogram.corpus != c.inputs["corpus"]:
+            raise InputError(
+                f"histogram is {s.histogram}, which was made of another corpus than "
+                f"{s.corpus}. Give the corpus of its pairs."
+            )
+        taken = min(s.max_documents or c.parts.total, c.parts.total)
+        return histogram.rates(taken * s.samples_per_document, s.seed)
+
+
+def _rows(made: shards.Shards, numbered: bool) -> Iterator[SyntheticQuery]:
+    """Yields the queries of all shards in order; with new numbers if `numbered`."""
+    files = tf.data.TFRecordDataset(list(made.paths(_EXTENSION)))
+    for number, data in enumerate(files.as_numpy_iterator()):
+        row = decode_query(data)
+        if numbered:
+            row = dataclasses.replace(row, query_id=f"genQ{number}")
+        yield row
+
+
+STAGE = Synthesize()
