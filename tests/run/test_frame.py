@@ -20,7 +20,7 @@ from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
 
-# -- A stage -----------------------------------------------------------------------------
+# -- A stage ---------------------------------------------------------------------------
 class Shorter(runner.ShardedStage):
     """Keeps the queries of a set that have few words."""
 
@@ -240,9 +240,6 @@ def test_fingerprint_of_private_pairs_is_keyed(tmp_path):
 
 
 def test_settings_are_refused_where_they_do_nothing():
-    class Sampled(settings.Settings):
-        temperature: float = setting(1.0, ge=0)
-
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
         temperature: float = setting(1.0, ge=0)

@@ -30,6 +30,7 @@ from tfdpsq.validation import InputError
 PYDOCS = "pydocs"
 SET = "set"  # the folder of a set of queries in its stage's output
 MODEL = "model"  # that of a retriever
+ADAPTER_FILE = "adapter.npy"
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
@@ -227,6 +228,46 @@ class Retriever(Artefact):
     def is_at(cls, path: str) -> bool:
         """See `Artefact.is_at`."""
         return (pathlib.Path(path) / MODEL).is_dir()
+
+
+class System(Retriever):
+    """What `evaluate` searches with: BM25, a retriever, an adapter, or embeddings."""
+
+    wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
+    WORDS = ("bm25", "embeddings")
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        if path in cls.WORDS:
+            return cls(path, Privacy.PUBLIC)
+        return super().open(path, setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        return super().is_at(path) or (pathlib.Path(path) / ADAPTER_FILE).is_file()
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the word, or the fingerprint of what was trained."""
+        return self.path if self.path in self.WORDS else super().fingerprint(private)
+
+
+class Embeddings(Artefact):
+    """Embeddings by `embed`, or by any encoder that `retriever.VectorStore` stored."""
+
+    wanted = "embeddings that embed or retriever.VectorStore wrote"
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        return any(os.path.isdir(f"{path}/{name}") for name in ("documents", "queries"))
+
+
+class Canaries(Artefact):
+    """What `canaries` wrote."""
+
+    wanted = "what canaries wrote"
 
 
 class Histogram(Artefact):

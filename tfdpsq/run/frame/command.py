@@ -139,7 +139,8 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     if "--help" in words:
         lines = settings.help_lines(made.Settings())
         listed = "\n".join(f"  --config.{line}" for line in lines)
-        text = f"{about}\n\nFlags:\n{own.main_module_help()}\n\n"
+        shown = (f"  --{n}={own[n].default or ''}  {own[n].help}" for n in sorted(own))
+        text = f"{about}\n\nFlags:\n\n" + "\n".join(shown) + "\n\n"
         sys.exit(
             0
             if streams.say(f"{text}Settings, with their defaults:\n\n{listed}\n")

@@ -195,7 +195,7 @@ def write_list(
         io.write_json(path, content)
 
 
-# -- The state of a workdir --------------------------------------------------------------
+# -- The state of a workdir ------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,8 +51,8 @@ class Synthesize(runner.ShardedStage):
         documents: str = setting(
             "corpus",
             choices=("corpus", "train"),
-            help="train: those of the pairs of split alone, as in the paper; which they "
-            "are is a private read, so they must be declared public",
+            help="train: those of the pairs of split alone, as in the paper; which are "
+            "theirs is a private read, so they must be declared public",
         )
         split: str = setting("train", when={"documents": ("train",)})
         training_documents_are_public: bool = setting(
