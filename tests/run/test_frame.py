@@ -262,3 +262,36 @@ def test_records_of_another_version_are_refused(tmp_path):
     )
     with pytest.raises(InputError, match="another version of tfdpsq wrote it"):
         records.read_stage(tmp_path / "old")
+
+
+def test_class_of_an_output_follows_from_its_inputs():
+    """What a certificate covers is certified; two of them add up; raw pairs spoil it."""
+
+    def artefact(privacy, certificate=None, **facts):
+        digest = certificate["digest"] if certificate else ""
+        return Pairs("p", privacy, certificate, facts, digest)
+
+    one = {"digest": "1", "private": True, "guarantee": {"epsilon": 8.0}}
+    other = {"digest": "2", "private": True, "guarantee": {"epsilon": 3.0}}
+    certified = artefact(Privacy.CERTIFIED, one)
+    raw = artefact(Privacy.PRIVATE, raw=True)
+    given = runner.Given(a=certified, b=None, c=artefact(Privacy.PUBLIC))
+    assert STAGE.privacy(None, given) == Privacy.CERTIFIED
+    assert STAGE.certificate(None, given) == one
+    two = runner.Given(a=certified, b={"x": artefact(Privacy.CERTIFIED, other)})
+    with pytest.raises(InputError, match="add up"):
+        STAGE.privacy(None, two)
+    measured = runner.Given(two, data=raw)  # such as by `evaluate`
+    assert STAGE.privacy(None, measured) == Privacy.PRIVATE
+    assert STAGE.certificate(None, measured) is None
+
+    class Trains(Shorter):
+        def covered(self, s, given):
+            return ("pairs",)
+
+    found = [
+        Trains().privacy(None, runner.Given(pairs=pairs, init=init))
+        for pairs in (raw, artefact(Privacy.PRIVATE, raw=True, canaries=True))
+        for init in (None, artefact(Privacy.PRIVATE))
+    ]
+    assert [each.word for each in found] == ["certified", *["private"] * 3]

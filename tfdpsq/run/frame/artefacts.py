@@ -91,6 +91,11 @@ class Artefact:
         """Returns whether the kind is at a path."""
         return records.read_stage(path) is not None
 
+    @classmethod
+    def promised_by(cls, promise: Artefact, path: str) -> Artefact:
+        """Returns the promise of another step as one of this kind, at a path in it."""
+        return cls(**{**vars(promise), "path": path})
+
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns an id of the content that may be released.
 
@@ -116,11 +121,17 @@ class Corpus(Artefact):
     def open(cls, path: str, setting: str) -> Artefact:
         """See `Artefact.open`."""
         _require_beir(path, setting)
-        stated = class_stated(path)
-        stage = None if path == PYDOCS else records.read_stage(path)
-        if stage and stage["stage"] == "import":  # which declares them to be public
-            stated = Privacy.PUBLIC
-        return cls(path, stated)
+        marked = (pathlib.Path(path) / MARK_FILE).is_file()  # canaries' documents
+        return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
+
+    @classmethod
+    def promised_by(cls, promise: Artefact, path: str) -> Artefact:
+        """See `Artefact.promised_by`; of imported pairs the documents are public."""
+        found = super().promised_by(promise, path)
+        is_public = promise.facts.get("raw") and not promise.facts.get("canaries")
+        return (
+            dataclasses.replace(found, privacy=Privacy.PUBLIC) if is_public else found
+        )
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns the SHA-256 of the documents."""

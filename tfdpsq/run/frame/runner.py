@@ -163,15 +163,23 @@ class Stage:
         Inputs that an ε covers make it certified; with canaries among them, private.
         """
         covered = self.covered(s, given)
-        given.certificate(covered)  # refuses two
         if any(a.facts.get("canaries") for name, a in given.each() if name in covered):
             return Privacy.PRIVATE
         found = given.privacy(covered)
+        if found == Privacy.CERTIFIED:
+            given.certificate(covered)  # refuses two
         return max(found, Privacy.CERTIFIED) if covered else found
 
     def certificate(self, s: Any, given: Given) -> dict[str, Any] | None:
-        """Returns the certificate that the output inherits; a run may write its own."""
-        return given.certificate(self.covered(s, given))
+        """Returns the certificate that the output inherits; a run may write its own.
+
+        That of one private input, if there is one, says that nothing is guaranteed.
+        """
+        covered = self.covered(s, given)
+        found = [a for _, a in given.each(covered) if a.privacy == Privacy.PRIVATE]
+        if found:
+            return next((dict(a.certificate) for a in found if a.certificate), None)
+        return given.certificate(covered)
 
     def facts(self, s: Any, given: Given) -> dict[str, Any]:
         """Returns what may be known of the output before it is made, as JSON."""
@@ -256,7 +264,7 @@ def open_inputs(
             promise = _promised(path, promises or {})
             if promise is None:
                 return rule.kind.open(path, where)
-            return rule.kind(**{**vars(promise), "path": path})
+            return rule.kind.promised_by(promise, path)
 
         if isinstance(value, Mapping):
             given[name] = {key: opened(p, f"{name}.{key}") for key, p in value.items()}
