@@ -265,7 +265,7 @@ def test_records_of_another_version_are_refused(tmp_path):
 
 
 def test_class_of_an_output_follows_from_its_inputs():
-    """What a certificate covers is certified; two of them add up; raw pairs spoil it."""
+    """Certificates certify; two of them add up; private pairs make it private."""
 
     def artefact(privacy, certificate=None, **facts):
         digest = certificate["digest"] if certificate else ""
