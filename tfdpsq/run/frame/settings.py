@@ -322,7 +322,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
     Inputs are compared by what they hold.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         rule, value = rule_of(field), getattr(settings, field.name)
         if rule.speed or not settings.acts(field.name):

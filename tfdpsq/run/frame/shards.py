@@ -38,7 +38,8 @@ class ShardWriter:
 
     def __init__(self, final: str):
         """Takes the path of the shard's files, without their extension."""
-        self.count, self.result = 0, {}
+        self.count = 0
+        self.result: dict[str, Any] = {}
         self.partials: dict[str, str] = {}
         self._final = final
 
