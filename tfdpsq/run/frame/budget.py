@@ -57,14 +57,15 @@ class Budget:
         """
         with places.locked(Place(f"{place.private}/spending", place.private)):
             earlier: list[budget.Run] = []
-            folders = (place.private.parent / places.RELEASE, *self.released)
+            own = str(place.private.parent / places.RELEASE)
+            folders = [own, *self.released]
             for path, found in _found(folders).items():
                 earlier += certificates.verified_runs(found, path)
             budget.require_within(self.epsilon, earlier, list(runs))
             yield
 
 
-def _found(folders: Sequence[str | pathlib.Path]) -> dict[str, dict[str, Any]]:
+def _found(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the certificates in some directories, each once, by one of its places."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for folder in folders:

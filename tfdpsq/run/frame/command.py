@@ -302,9 +302,9 @@ def _budget(own: flags.FlagValues, made: Any) -> Any:
         if "released" in own and own["released"].value:
             raise InputError("--released counts against --budget. Give that, too.")
         return None
-    from tfdpsq.run.frame import budget
+    from tfdpsq.run.frame.budget import Budget
 
-    return budget.Budget(own["budget"].value, tuple(own["released"].value))
+    return Budget(own["budget"].value, tuple(own["released"].value))
 
 
 def _disable_core_dumps() -> None:
