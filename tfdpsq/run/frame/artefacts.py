@@ -16,11 +16,19 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import BeirDirectory, build_pydocs, io, read_manifest
+from tfdpsq.data import (
+    BeirDirectory,
+    Pair,
+    build_pydocs,
+    io,
+    read_manifest,
+    read_synthetic,
+)
+from tfdpsq.data.pairs import PairTable
 from tfdpsq.data.sets import PART_FILE
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import corpus, places, records
@@ -182,6 +190,47 @@ class Pairs(Artefact):
     def beir(self) -> BeirDirectory:
         """Opens private pairs to read."""
         return open_beir(self.path)
+
+    def load(self, split: str = "train", unit: str = "query") -> Rows:
+        """Returns the pairs, to read one after the other or in any order.
+
+        Args:
+          split: of private pairs; a set has none.
+          unit: "pair" reads every pair of the split; else every query is in one row,
+            with its best document.
+
+        Raises:
+          InputError: there are none.
+          DataError: a malformed line.
+        """
+        if self.raw:
+            beir = self.beir()
+            table = beir.all_pairs(split) if unit == "pair" else beir.pairs(split)
+            found = Rows(len(table), lambda: iter(table), table)
+        else:
+            found = Rows(read_manifest(self.path)["count"], self._of_set, None)
+        if not found.count:
+            raise InputError(f"{self.path} has no pairs in split {split!r}.")
+        return found
+
+    def _of_set(self) -> Iterator[Pair]:
+        for row in read_synthetic(self.path):
+            yield Pair(row.query_id, row.query, row.document_id, row.document)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Pairs to train on.
+
+    Attributes:
+      count: how many; exact, so of private pairs a secret.
+      read: streams them from disk.
+      table: private pairs on disk, by number; `None` for a set.
+    """
+
+    count: int
+    read: Callable[[], Iterator[Pair]]
+    table: PairTable | None
 
 
 class SyntheticSet(Artefact):

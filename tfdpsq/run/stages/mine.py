@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdpsq import evaluation
-from tfdpsq.run.core import sources
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
@@ -64,8 +63,8 @@ class Mine(Stage):
 
     def run(self, c: Context) -> dict[str, Any]:
         """Searches for the queries in chunks."""
-        beir = sources.open_beir((c.given["corpus"] or c.given["pairs"]).path)
-        pairs = sources.load_source(c.given["pairs"].path, c.settings.split)
+        beir = (c.given["corpus"] or c.given["pairs"]).beir()
+        pairs = c.given["pairs"].load(c.settings.split)
         index = evaluation.BM25(lambda: ((d.id, d.content) for d in beir.documents()))
         rows, k = pairs.read(), c.settings.k
 
