@@ -1,0 +1,149 @@
+"""Embeddings that exist, of documents or of queries, by any encoder.
+
+A directory holds `documents/`, another (or the same) `queries/`, each a
+`retriever.VectorStore`. `embed` writes them; for an encoder that is not ours, such as
+one of sentence-transformers or one behind a web service, `VectorStore.write` does. Ids
+are those of the corpus and of the queries.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tfdpsq import retriever, validation
+from tfdpsq.run.frame import records
+from tfdpsq.run.frame.artefacts import Artefact
+
+DOCUMENTS, QUERIES = "documents", "queries"
+# The setting of `embed` that names the texts.
+TEXTS_OF = {DOCUMENTS: "corpus", QUERIES: "queries"}
+
+
+class Embeddings:
+    """Embeddings of some texts, found by id, scaled to unit length.
+
+    Attributes:
+      place: the setting that names them and its value, for errors.
+      store: the embeddings as they are stored.
+      by_embed: whether `embed` made them.
+      encoder: name of the encoder; both kinds of texts have the same one.
+    """
+
+    def __init__(self, artefact: Artefact, setting: str, texts: str):
+        """Opens the embeddings of `texts`, DOCUMENTS or QUERIES; reads none.
+
+        Raises:
+          InputError: there are none.
+          DataError: they are damaged.
+        """
+        self.place = f"{setting} is {artefact.path}"
+        folder = os.path.join(artefact.path, texts)
+        if not os.path.isdir(folder):
+            raise validation.InputError(
+                f"{self.place}, which has no directory {texts!r}. Give what embed "
+                f"wrote, or embeddings that retriever.VectorStore wrote to DIR/{texts},"
+                " as DIR."
+            )
+        self.store = retriever.VectorStore(folder)
+        self.encoder: str = self.store.encoder
+        self._texts = texts
+        record = records.read_stage(artefact.path) or {}
+        self._depends = record.get("depends", {})
+        # Others may have been put beside those that embed made.
+        made = record.get("settings", {}).get("texts")
+        self.by_embed = record.get("stage") == "embed" and made == texts
+        if self.by_embed:
+            own = self._depends["settings"]["dtype"]
+            self.encoder = f"{self._depends['inputs']['retriever']} in {own}"
+
+    @functools.cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each text among the embeddings.
+
+        Raises:
+          DataError: an id comes twice.
+        """
+        found = {name: place for place, name in enumerate(self.store.ids())}
+        if len(found) != self.store.size:
+            raise validation.DataError(
+                self.store.directory, "an id comes twice", "Embed each text once."
+            )
+        return found
+
+    def take(self, names: Sequence[str]) -> np.ndarray:
+        """Returns the embeddings [n, D] of some texts.
+
+        Raises:
+          InputError: one has none.
+        """
+        self.require(names)
+        return unit_length(self.store.vectors[[self.places[name] for name in names]])
+
+    def chunks(self, rows: int) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Yields ids and embeddings of at most `rows` texts at a time, in order."""
+        for names, vectors in self.store.chunks(rows):
+            yield names, unit_length(vectors)
+
+    def require(self, names: Iterable[str], of: str = "") -> None:
+        """Refuses texts without an embedding; and with `of`, any that are not theirs.
+
+        Args:
+          names: ids, each once.
+          of: what has the texts, if these are all that it has.
+        """
+        count = 0
+        for name in names:
+            count += 1
+            if name not in self.places:
+                raise validation.InputError(
+                    f"{self.place}, which has no embedding of {validation.shown(name)}."
+                    " Embed all texts, under their ids."
+                )
+        if of and count != self.store.size:
+            raise validation.InputError(
+                f"{self.place}, with {self.store.size} embeddings, but {of} has {count}"
+                f" {self._texts}. Embed these, and no others."
+            )
+
+    def require_made_of(self, fingerprint: str, path: str, split: str = "") -> None:
+        """Refuses what `embed` made of other texts; their ids may be the same.
+
+        Args:
+          fingerprint: of the corpus, or of private pairs under this workdir's key.
+          path: of these, for the error.
+          split: of the queries.
+        """
+        if not self.by_embed:
+            return
+        made_of = self._depends["inputs"][TEXTS_OF[self._texts]]
+        if (made_of, self._depends["settings"].get("split", "")) != (
+            fingerprint,
+            split,
+        ):
+            whose = f"split {split!r} of {path}" if split else path
+            raise validation.InputError(
+                f"{self.place}, which was not made of the {self._texts} of {whose} in "
+                "their present state. Embed them again, private ones in this workdir."
+            )
+
+
+def require_one_encoder(documents: Embeddings, queries: Embeddings) -> None:
+    """Refuses embeddings by two encoders, whose inner products mean nothing."""
+    found = [(each.encoder, each.store.width) for each in (documents, queries)]
+    if found[0] != found[1]:
+        each = " and ".join(f"{name!r} ({width} dimensions)" for name, width in found)
+        raise validation.InputError(
+            f"{documents.place} and {queries.place}, by {each}: they are not by one "
+            "encoder. Embed both by the same."
+        )
+
+
+def unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Scales rows to unit length, which leaves cosines as they are; zeros stay."""
+    exact = vectors.astype(np.float64)
+    length = np.linalg.norm(exact, axis=1, keepdims=True)
+    return (exact / np.where(length > 0, length, 1.0)).astype(np.float32)
