@@ -323,6 +323,33 @@ class Embeddings(Artefact):
         """See `Artefact.is_at`."""
         return any(os.path.isdir(f"{path}/{name}") for name in ("documents", "queries"))
 
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """See `Artefact.fingerprint`; keyed, as the content may be private queries."""
+        found = super().fingerprint(private)
+        if records.read_stage(self.path) is None:
+            return records.keyed_fingerprint(found, private)
+        return found
+
+
+class Benchmark(Artefact):
+    """A public test set: a BEIR directory, or a folder of several, as CQADupStack's."""
+
+    wanted = "a BEIR directory, or one of several, as CQADupStack's"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`; without a record, a set counts as public."""
+        for part in _beir_in(path):
+            _require_beir(part, setting)
+        return cls(path, class_stated(path))
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns a digest of documents, queries and judgements."""
+        found = records.digest([_pairs_fingerprint(one) for one in _beir_in(self.path)])
+        if self.privacy == Privacy.PRIVATE:
+            return records.keyed_fingerprint(found, private)
+        return found
+
 
 class Canaries(Artefact):
     """What `canaries` wrote."""
@@ -420,6 +447,15 @@ def _remote_corpus(path: str) -> str:
         if io.gfile().exists(f"{path.rstrip('/')}/{name}"):
             return f"{path.rstrip('/')}/{name}"
     raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
+
+
+def _beir_in(path: str) -> list[str]:
+    """Returns a BEIR directory, or those in it."""
+    here = pathlib.Path(path)
+    if any((here / name).is_file() for name in corpus.FILES):
+        return [path]
+    found = [file.parent for name in corpus.FILES for file in here.glob(f"*/{name}")]
+    return sorted(map(str, found)) or [path]
 
 
 @functools.lru_cache(maxsize=4)

@@ -257,7 +257,7 @@ def open_inputs(
         def opened(
             path: str, where: str, rule: settings.Rule = rule
         ) -> Artefact | None:
-            if not path and rule.required:
+            if not path and (rule.required or where != name):
                 raise InputError(f"{where} is ''. Give {rule.kind.wanted}.")
             if not path:
                 return None

@@ -1,0 +1,96 @@
+"""Test sets, and the rules for scoring each of BEIR's.
+
+A set is one BEIR directory, except CQADupStack: it is twelve, one per forum, each
+searched by itself; its numbers are means over forums, whatever their numbers of queries
+(Thakur et al. 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from tfdpsq.data import BeirDirectory
+from tfdpsq.run.frame.artefacts import PYDOCS, open_beir
+
+METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
+CQADUPSTACK = "cqadupstack"
+# The sets of the paper's zero-shot table, by BEIR's names.
+PAPER = (
+    "arguana",
+    CQADUPSTACK,
+    "dbpedia-entity",
+    "fiqa",
+    "hotpotqa",
+    "nfcorpus",
+    "quora",
+    "scidocs",
+    "scifact",
+    "trec-covid",
+    "webis-touche2020",
+)
+FORUMS = (
+    "android",
+    "english",
+    "gaming",
+    "gis",
+    "mathematica",
+    "physics",
+    "programmers",
+    "stats",
+    "tex",
+    "unix",
+    "webmasters",
+    "wordpress",
+)
+# Their queries are documents of the corpus, with the same ids.
+QUERIES_ARE_DOCUMENTS = ("arguana", "quora")
+# MS MARCO's test queries have no public judgements.
+SPLITS = {"msmarco": "dev"}
+# Documents without text (FiQA, TREC-COVID), judgements of documents missing from the
+# corpus (ArguAna, 5 of 1,406). Corrections would make numbers incomparable.
+FLAWED = ("arguana", "fiqa", "trec-covid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A corpus and its queries: a set, or a forum of CQADupStack.
+
+    Attributes:
+      name: such as "scifact" or "cqadupstack/android"; "" for the pairs' own split.
+      path: the BEIR directory, or "pydocs".
+      split: name of the qrels.
+      ignore_identical_ids: whether a document with the query's own id is left out.
+      as_published: whether known flaws are accepted; see `BeirDirectory`.
+    """
+
+    name: str
+    path: str
+    split: str
+    ignore_identical_ids: bool = False
+    as_published: bool = False
+
+    def beir(self) -> BeirDirectory:
+        """Opens the directory to read."""
+        if self.path == PYDOCS:
+            return open_beir(self.path)
+        return BeirDirectory(self.path, self.as_published)
+
+
+def parts_of(name: str, path: str) -> list[Part]:
+    """Returns the parts of a set, with the rules that go with BEIR's name of it."""
+    whole = Part(
+        name,
+        path,
+        SPLITS.get(name, "test"),
+        name in QUERIES_ARE_DOCUMENTS,
+        name in FLAWED,
+    )
+    if name != CQADUPSTACK:
+        return [whole]
+    return [
+        dataclasses.replace(
+            whole, name=f"{name}/{forum}", path=os.path.join(path, forum)
+        )
+        for forum in FORUMS
+    ]

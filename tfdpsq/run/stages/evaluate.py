@@ -1,0 +1,423 @@
+r"""Evaluate retrieval: on private test queries, or on public test sets.
+
+    tfdpsq evaluate --workdir=JOB/private/evaluation --config.data=BEIR \
+        --config.systems="{'bm25': 'bm25', 'mine': 'RETRIEVER'}"
+
+Scores by trec_eval's rules. Numbers on private queries are covered by no ε: the output
+is private. With `sets`, BEIR's or your own public ones, it evaluates zero-shot instead,
+by the paper's rules; then only the systems can hold what is private, and the numbers
+have their guarantee.
+
+Writes TREC files, `runs/SYSTEM.trec` and `qrels.trec` (of sets `runs/SET/…`), and
+`metrics.json`. The corpus is embedded and searched by shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdpsq import evaluation, retriever
+from tfdpsq.data.io import write_json
+from tfdpsq.evaluation.measures import warn_of_identical_ids
+from tfdpsq.retriever.index import KINDS, TREE, require_tree
+from tfdpsq.run.common import reranking, scores, search, similarity
+from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
+from tfdpsq.run.common.embeddings import (
+    DOCUMENTS,
+    QUERIES,
+    Embeddings,
+    require_one_encoder,
+)
+from tfdpsq.run.common.fusion import (
+    FitSet,
+    FusionSettings,
+    fused,
+    require_protected,
+    without_fits,
+)
+from tfdpsq.run.common.reranking import RerankSettings
+from tfdpsq.run.common.scores import Measured
+from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
+from tfdpsq.run.common.similarity import SimilaritySettings
+from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
+from tfdpsq.run.frame.artefacts import Benchmark, Generator, Pairs, SyntheticSet, System
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.runner import Context, Given
+from tfdpsq.run.frame.settings import nested, path, setting
+from tfdpsq.validation import InputError
+
+METRICS_FILE, QRELS_FILE, RUNS = "metrics.json", "qrels.trec", "runs"
+_EXTENSION = "npz"
+_OWN = {"sets": ({},)}  # acts on the pairs' own split
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is searched, in parts: each test set as a whole, and by shards.
+
+    Attributes:
+      tests: the test sets.
+      corpora: their documents, cut into shards.
+      pieces: (test set, shard), by their numbers; shard -1 is the whole corpus.
+    """
+
+    tests: tuple[Part, ...]
+    corpora: tuple[corpus.Parts, ...]
+    pieces: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        """Returns the number of pieces."""
+        return len(self.pieces)
+
+
+class Evaluate(runner.ShardedStage):
+    """Searches for test queries, and measures what is found."""
+
+    name = "evaluate"
+    strategies = ("default", "mirrored", "tpu")
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(settings.Settings):
+        """Settings of `evaluate`."""
+
+        data: str = path(Pairs, "pydocs", when=_OWN)
+        split: str = setting("test", when=_OWN)
+        ignore_identical_ids: bool = setting(
+            False, when=_OWN, help="leave out a document with the query's own id"
+        )
+        sets: dict = path(
+            Benchmark, {}, help="public test sets by BEIR's names, instead of data"
+        )
+        systems: dict = path(System, {BM25: BM25})
+        indexes: dict = path(
+            artefacts.Embeddings,
+            {},
+            when=_OWN,
+            help="embeddings of the corpus for some systems, which embed no document",
+        )
+        query_embeddings: dict = path(
+            artefacts.Embeddings,
+            {},
+            when=_OWN,
+            help="those of the queries: the system is an adapter, or 'embeddings'",
+        )
+        baseline: str = setting("", help="the system that others are compared with")
+        baselines: dict = setting({}, help="another one for some systems")
+        fusion: FusionSettings = nested(FusionSettings)
+        rerankers: dict = path(
+            Generator, {}, help="generators that order a system's best documents"
+        )
+        rerank: RerankSettings = nested(RerankSettings, when="rerankers")
+        synthetic: dict = path(
+            SyntheticSet, {}, when=_OWN, help="sets to compare with private queries"
+        )
+        similarity_split: str = setting("dev", when="synthetic")
+        similarity: SimilaritySettings = nested(SimilaritySettings, when="synthetic")
+        k: int = setting(100, ge=1, help="documents for each query")
+        index: str = setting("scann_brute_force", choices=KINDS)
+        dtype: str = setting("float32", choices=("float32", "mixed_bfloat16"))
+        resamples: int = setting(10_000, ge=1)
+        seed: int = setting(0, ge=0, le=settings.SEED)
+        strict: bool = setting(False, help="refuse reads that no epsilon covers")
+        batch_size: int = setting(128, ge=1, speed=True)
+        shard_documents: int = setting(65_536, ge=1, speed=True)
+
+    def check(self, s: Settings, given: Given) -> None:
+        """Refuses names and inputs that do not fit each other."""
+        names = sorted(s.systems)
+        if not s.systems and not s.synthetic:
+            raise InputError("systems and synthetic are empty: nothing to evaluate.")
+        for place, name in (
+            ("baseline", s.baseline),
+            *((f"baselines.{of}", name) for of, name in s.baselines.items()),
+            *(("baselines", of) for of in s.baselines),
+            *(("indexes", of) for of in s.indexes),
+            *(("query_embeddings", of) for of in s.query_embeddings),
+        ):
+            if name and name not in names:
+                raise InputError(
+                    f"{place} names {name!r}; systems are {', '.join(names)}."
+                )
+        for name in (*names, *s.rerankers, *s.sets):
+            if [name] != name.split() or name != pathlib.PurePath(name).name:
+                raise InputError(
+                    f"{name!r} names a system or a set, and so a file. Choose a name "
+                    "without white space and slashes."
+                )
+        for name, system in given["systems"].items():
+            if name not in s.query_embeddings:
+                search.require_retriever(f"systems.{name}", system)
+            elif system.path == BM25 or name not in s.indexes:
+                raise InputError(
+                    f"query_embeddings names {name!r}. Give indexes.{name}, too, and "
+                    f"as the system {EMBEDDINGS!r} or what train_adapter wrote."
+                )
+        if not s.sets and not given["data"].raw:
+            raise InputError(
+                f"data is {s.data}, a set of queries. Give a BEIR directory."
+            )
+        s.fusion.check(names)
+        if s.rerankers:
+            s.rerank.check(names, sorted(s.rerankers), s.k)
+        for name, generator in given["rerankers"].items():
+            reranking.require_scorer(f"rerankers.{name}", generator)
+        for fit in ("fusion.fit", "rerank.fit"):
+            require_protected(fit, given.get(fit))
+        self._require_fits(s, given)
+
+    def _require_fits(self, s: Settings, given: Given) -> None:
+        """Refuses queries to fit weights on that have no embeddings, or no corpus."""
+        fitted = {"fusion": bool(s.query_embeddings)}
+        fitted["rerank"] = s.rerank.base in s.query_embeddings
+        for name, lacks in fitted.items():
+            if given.get(f"{name}.fit") is not None and (lacks or s.sets):
+                lacking = "query_embeddings" if lacks else "sets"
+                raise InputError(
+                    f"{name}.fit is set, and so is {lacking}, which has nothing for "
+                    f"its queries. Set {name}.weight instead."
+                )
+
+    def privacy(self, s: Settings, given: Given) -> Privacy:
+        """Private, unless on public sets, by systems of at most one guarantee."""
+        origins = {one.origin for _, one in given.each() if one.origin}
+        if not s.sets or len(origins) > 1:
+            return Privacy.PRIVATE
+        return given.privacy()
+
+    def certificate(self, s: Settings, given: Given) -> dict[str, Any] | None:
+        """That of the systems; numbers on private queries have none."""
+        if self.privacy(s, given) == Privacy.PRIVATE:
+            return None
+        return super().certificate(s, given)
+
+    def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
+        """All private queries that are searched for, or compared with."""
+        where = f"{METRICS_FILE}, TREC files and whatever is made from them"
+        judged = "the queries and judgements of"
+        if s.sets:
+            sets = given["sets"].items()
+            private = [name for name, one in sets if one.privacy == Privacy.PRIVATE]
+            return [(f"{judged} {name}", where) for name in private]
+        found = [(f"{judged} split {s.split!r}", where)]
+        if s.synthetic:
+            splits = dict.fromkeys((s.similarity_split, s.similarity.training_split))
+            found += [(f"the queries of split {split!r}", where) for split in splits]
+        return found
+
+    def parts(self, c: Context) -> Work:
+        """Validates the data; cuts each corpus if a system is searched by shards."""
+        s, whole = c.settings, _whole(c.settings)
+        tests = _tests(s, c.given)
+        corpora, pieces = [], []
+        for number, test in enumerate(tests):
+            splits = {test.split: None}
+            if s.synthetic:
+                splits.update({s.similarity_split: None})
+                splits.update({s.similarity.training_split: None})
+            counts = test.beir().validate(tuple(splits))
+            if s.index == TREE and set(s.systems.values()) != {BM25}:
+                require_tree("index", counts.documents)
+            cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
+            corpora.append(cut)
+            if whole:
+                pieces.append((number, -1))
+            if len(whole) < len(s.systems):
+                pieces += [(number, shard) for shard in range(len(cut))]
+        return Work(tuple(tests), tuple(corpora), tuple(pieces))
+
+    def start(self, c: Context) -> shards.Make:
+        """Returns what searches one piece."""
+        s, work, given = c.settings, c.parts, c.given["systems"]
+        whole = _whole(s)
+        dense = {name: one.path for name, one in given.items() if name not in whole}
+        retrievers = search.Retrievers(dense, s.batch_size, s.dtype, c.scope)
+        queries = functools.lru_cache(lambda number: _queries(c, work.tests[number]))
+
+        def make(index: int, out: shards.ShardWriter) -> None:
+            number, shard = work.pieces[index]
+            test, documents = work.tests[number], work.corpora[number]
+            asked, arrays = queries(number), dict[str, np.ndarray]()
+            k = s.k + test.ignore_identical_ids  # one more, to leave out a self-match
+            if shard < 0:
+                for name, run, note in _search_whole(c, test, asked, k):
+                    arrays.update(search.arrays_of(name, run, list(asked)))
+                    out.result[name] = note
+                out.count = documents.taken
+            else:
+                best = retrievers.search(
+                    test.name, asked, k, lambda: documents.read(shard), s.index
+                )
+                for name, one in best:
+                    arrays[f"{name}/scores"] = one.scores
+                    arrays[f"{name}/ids"] = one.ids.astype(str)
+                out.count = documents.size(shard)
+            search.write_arrays(out.path(_EXTENSION), arrays)
+
+        return make
+
+    def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
+        """Measures every system on every set; writes `metrics.json`."""
+        s, work = c.settings, c.parts
+        found = []
+        for number, test in enumerate(work.tests):
+            own = [at for at, (of, _) in enumerate(work.pieces) if of == number]
+            paths = [made.path(at, _EXTENSION) for at in own]
+            marks = (made.mark(at) or {} for at in own)
+            notes = {n: note for one in marks for n, note in one["result"].items()}
+            found.append(_measured(c, test, paths, notes))
+        against = {name: s.baseline for name in s.systems}
+        against.update(s.baselines)
+        against.update(dict.fromkeys(s.rerankers, s.rerank.baseline))
+        how = (against, s.resamples, s.seed)
+        if s.sets:
+            metrics = scores.summary_of_sets(found, *how)
+        else:
+            sets = {name: one.path for name, one in c.given["synthetic"].items()}
+            similar = similarity.measure(
+                s.similarity, sets, work.tests[0].beir(), s.similarity_split
+            )
+            metrics = {**scores.summary(found, *how), "similarity": similar}
+        write_json(c.out / METRICS_FILE, metrics)
+        rows = metrics["mean" if s.sets else "systems"]
+        rows = rows["systems"] if s.sets else rows
+        return {name: row[METRICS[0]] for name, row in rows.items()}
+
+
+def _whole(s: Evaluate.Settings) -> list[str]:
+    """Returns the systems that search a whole corpus at a time, not by shards."""
+    return [
+        name
+        for name, where in s.systems.items()
+        if where == BM25 or name in s.indexes or s.index == TREE
+    ]
+
+
+def _tests(s: Evaluate.Settings, given: Given) -> list[Part]:
+    if not s.sets:
+        return [Part("", given["data"].path, s.split, s.ignore_identical_ids)]
+    sets = sorted(given["sets"].items())  # shards are numbered in this order
+    return [part for name, one in sets for part in parts_of(name, one.path)]
+
+
+def _fits(c: Context) -> tuple[FitSet, FitSet]:
+    """Reads the queries to fit the weights of fusion and reranking on."""
+    s, given = c.settings, c.given
+    return (
+        FitSet(given.get("fusion.fit"), "fusion.fit", s.fusion.fit_queries),
+        FitSet(given.get("rerank.fit"), "rerank.fit", s.rerank.fit_queries),
+    )
+
+
+def _queries(c: Context, test: Part) -> dict[str, str]:
+    """Returns {id: text} of the judged queries, and of those to fit weights on."""
+    beir = test.beir()
+    judged = beir.qrels(test.split)
+    found = {name: text for name, text in beir.read_queries() if name in judged}
+    for fit in _fits(c):
+        found.update(fit.queries)
+    return found
+
+
+def _search_whole(
+    c: Context, test: Part, queries: Mapping[str, str], k: int
+) -> Iterator[tuple[str, Run, dict[str, Any]]]:
+    """Yields name and run of each system, and what its scores depend on."""
+    s, given, beir, dense = c.settings, c.given, test.beir(), dict[str, str]()
+    stored: dict[str, Embeddings] = {}
+    for name in _whole(s):
+        if name in s.indexes:
+            stored[name] = own = Embeddings(
+                given["indexes"][name], f"indexes.{name}", DOCUMENTS
+            )
+            own.require_made_of(
+                corpus.scan(str(beir.corpus_file)).fingerprint, test.path
+            )
+            own.require((document.id for document in beir.documents()), test.path)
+        if s.systems[name] == BM25:
+            words = search.bm25(beir)
+            yield name, words.search(queries, k, progress=True), words.settings
+        elif name in s.query_embeddings:
+            asked = Embeddings(
+                given["query_embeddings"][name], f"query_embeddings.{name}", QUERIES
+            )
+            asked.require_made_of(c.inputs["data"], s.data, s.split)
+            require_one_encoder(own, asked)
+            adapter, names = given["systems"][name].path, without_fits(queries)
+            yield name, search.by_embeddings(adapter, own, asked, names, k, s.index), {}
+        else:
+            dense[name] = given["systems"][name].path
+    found = search.Retrievers(dense, s.batch_size, s.dtype, c.scope)
+    for name, best in found.search(
+        test.name, queries, k, beir.documents, s.index, stored
+    ):
+        yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
+
+
+def _measured(
+    c: Context, test: Part, paths: list[str], notes: dict[str, Any]
+) -> Measured:
+    """Measures all systems on one corpus, from its shards; writes TREC files."""
+    s, beir, queries = c.settings, test.beir(), _queries(c, test)
+    qrels, (fusing, fitting) = beir.qrels(test.split), _fits(c)
+    out = c.out / RUNS / test.name
+    out.mkdir(parents=True)
+    place = out if test.name else c.out
+    evaluation.write_trec_qrels(place / QRELS_FILE, qrels)
+    measured = Measured(test, len(qrels), settings=notes)
+
+    def found_by(name: str) -> Run:
+        k = s.k + test.ignore_identical_ids
+        run = search.merged(paths, name, list(queries), k)
+        return _without_self(run, qrels, s.k) if test.ignore_identical_ids else run
+
+    def judged(run: Run) -> Run:
+        return {query: hits for query, hits in run.items() if query in qrels}
+
+    def add(name: str, run: Run) -> None:
+        evaluation.write_trec_run(out / f"{name}.trec", judged(run), name)
+        measured.systems[name] = evaluation.evaluate_run(
+            qrels, judged(run), METRICS, test.ignore_identical_ids
+        )
+
+    base = found_by(s.fusion.base) if s.fusion.base else {}
+    for name in s.systems:
+        run = found_by(name)
+        add(name, run)
+        if s.fusion.base not in ("", name):
+            both, weights = fused(s.fusion, fusing, name, base, run, s.k)
+            measured.fused[name] = evaluation.evaluate_run(qrels, judged(both), METRICS)
+            measured.weights[name] = weights
+    if s.rerankers:
+        rerankers = {name: one.path for name, one in c.given["rerankers"].items()}
+        base = found_by(s.rerank.base)
+        base = {q: base[q] for q in (*qrels, *fitting.queries) if q in base}
+        for name, run, note in reranking.reranked(
+            s.rerank, rerankers, fitting, base, queries, beir, c.scope
+        ):
+            add(name, run)
+            notes[name] = note
+    return measured
+
+
+def _without_self(run: Run, qrels: Mapping[str, Any], k: int) -> Run:
+    """Returns the best `k` documents of each query, without that of its own id.
+
+    They go before anything else is made of a run: in a fusion they would set the scale
+    of all other scores, and in reranking take a place.
+    """
+    warn_of_identical_ids(qrels, run, ignored=True)
+    return {
+        query: dict(
+            evaluation.ranked({n: v for n, v in hits.items() if n != query})[:k]
+        )
+        for query, hits in run.items()
+    }
+
+
+STAGE = Evaluate()
