@@ -255,7 +255,7 @@ def open_inputs(
     for name, value, rule in settings.paths_of(s):
 
         def opened(
-            path: str, where: str, rule: settings.Rule = rule
+            path: str, where: str, name: str = name, rule: settings.Rule = rule
         ) -> Artefact | None:
             if not path and (rule.required or where != name):
                 raise InputError(f"{where} is ''. Give {rule.kind.wanted}.")
