@@ -1,0 +1,291 @@
+"""Devices that a stage runs on: `--strategy` and the flags that go with it.
+
+| --strategy  | replicas                                                             |
+|-------------|----------------------------------------------------------------------|
+| default     | one: the first GPU, or the CPU                                       |
+| mirrored    | all GPUs of this machine, or the first `--replicas`; without GPUs    |
+|             | the CPU, split into `--replicas` logical devices                     |
+| multiworker | several machines, one process each, as TF_CONFIG names them; start   |
+|             | the same command on all                                              |
+| tpu         | the TPU named by `--tpu`: a name, an address, or "local"             |
+
+None of these is a setting of the stage. What only runs a model gives each device whole
+batches, and has the same result. Training has it except for the order of floating-point
+sums, and may resume under another. Once steps are paid for it may not resume where they
+would be compiled differently (`jit_compile`, a TPU), as XLA can change random draws.
+
+With several workers only the first, the chief, writes the output:
+
+    TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]},
+                "task": {"type": "worker", "index": 0}}'
+
+A worker that fails ends all of them; start them again to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.privacy import workers
+from tfdpsq.run.frame.process import Notice
+from tfdpsq.validation import InputError
+
+_TF_CONFIG = "TF_CONFIG"
+_WAIT_SECONDS = 600  # longest wait for all workers
+_LOST_SECONDS = 20  # a worker without a sign of life for as long is lost
+_TPU_SECONDS = 60  # the look-up asks servers that may not exist, without a limit
+_CONNECT_SECONDS = 10
+
+
+class LostWorker(Exception):
+    """Another worker ended, so this one cannot go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The devices that a stage runs on.
+
+    Attributes:
+      strategy: gives the scope; `None` for none.
+      notice: notes signals to end.
+    """
+
+    strategy: tf.distribute.Strategy | None = None
+    notice: Notice = dataclasses.field(default_factory=Notice)
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Returns the scope in which models and optimizers are made and trained."""
+        if self.strategy is None:
+            return contextlib.nullcontext()
+        return self.strategy.scope()
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas that share a batch."""
+        return 1 if self.strategy is None else self.strategy.num_replicas_in_sync
+
+    @property
+    def chief(self) -> bool:
+        """Whether this process writes the output."""
+        with self.scope():
+            return workers.is_chief()
+
+    @property
+    def several_workers(self) -> bool:
+        """Whether there are other processes."""
+        with self.scope():
+            return workers.several()
+
+    def require_share(self, rows: int, name: str = "batch_size") -> None:
+        """Refuses `rows`, the setting `name`, that the replicas do not divide."""
+        if rows % self.replicas:
+            raise InputError(
+                f"{name} is {rows}, which {self.replicas} replicas cannot share. Make "
+                "it a multiple of them, or use fewer."
+            )
+
+    @property
+    def worker(self) -> str:
+        """Name of this process among several."""
+        assert self.strategy is not None
+        resolver = self.strategy.cluster_resolver
+        return f"{resolver.task_type}{resolver.task_id}"
+
+    def chiefs(self, flag: bool) -> bool:
+        """Returns the chief's flag; all workers wait for each other."""
+        with self.scope():
+            return bool(workers.chiefs_number(flag))
+
+
+@contextlib.contextmanager
+def opened(
+    kind: str = "default", tpu: str = "", replicas: int = 0
+) -> Iterator[Devices]:
+    """Opens devices before TensorFlow runs anything, and shuts them down at the end.
+
+    Takes the values of the flags.
+
+    Raises:
+      InputError: flags of another strategy, missing devices, a bad TF_CONFIG.
+    """
+    for name, value, whose in (("tpu", tpu, "tpu"), ("replicas", replicas, "mirrored")):
+        if value and kind != whose:
+            raise InputError(
+                f"{name} is {value!r}, which applies to strategy {whose!r} only, but "
+                f"strategy is {kind!r}. Leave it out, or set strategy to {whose!r}."
+            )
+    if kind == "tpu":
+        resolver = _initialized_tpu(tpu)
+        try:
+            yield Devices(tf.distribute.TPUStrategy(resolver))
+        finally:
+            tf.tpu.experimental.shutdown_tpu_system(resolver)
+    elif kind == "mirrored":
+        yield Devices(_mirrored(replicas))
+    elif kind == "multiworker":
+        yield Devices(_several_workers())
+    else:
+        yield Devices()
+
+
+@contextlib.contextmanager
+def worker_errors() -> Iterator[None]:
+    """Turns the errors of collectives into LostWorker."""
+    try:
+        yield
+    except workers.lost() as error:
+        raise LostWorker(
+            "another worker ended, or cannot be reached any more "
+            f"({_first_line(error)}). Look for its own error"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+# -- One machine -----------------------------------------------------------------------
+
+
+def _mirrored(replicas: int) -> tf.distribute.Strategy:
+    # Otherwise TensorFlow would read it and wait for other workers.
+    if os.environ.pop(_TF_CONFIG, None) is not None:
+        logging.warning("TF_CONFIG is set, and ignored under --strategy=mirrored")
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if replicas > len(gpus):
+            raise InputError(
+                f"replicas is {replicas}, but this machine has {len(gpus)} GPUs. Use "
+                "at most that many, or leave it out."
+            )
+        names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
+        return tf.distribute.MirroredStrategy(names)
+    count = replicas or 1
+    if count == 1:
+        logging.warning("no GPU was found: training on the CPU, as one device")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
+    # Added up on one device: these devices share memory, so collectives gain nothing.
+    names = [f"CPU:{number}" for number in range(count)]
+    return tf.distribute.MirroredStrategy(names, tf.distribute.ReductionToOneDevice())
+
+
+def _initialized_tpu(name: str) -> Any:
+    if not name:
+        raise InputError(
+            'strategy is "tpu", but tpu is not set. Set --tpu to the name or the '
+            'address (grpc://HOST:8470) of a TPU, or to "local" on a TPU VM.'
+        )
+
+    def found() -> Any:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)
+        spec = {} if name == "local" else resolver.cluster_spec().as_dict()
+        for address in (str(each) for tasks in spec.values() for each in tasks):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        return resolver
+
+    try:
+        resolver = _within(_TPU_SECONDS, found)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return resolver
+    except Exception as error:  # many types, `Exception` itself included
+        raise InputError(
+            f"there is no TPU {name!r}: {type(error).__name__}: {_first_line(error)}. "
+            'Check the name and that it can be reached, give "local" on a TPU VM, or '
+            "use another strategy."
+        ) from error
+
+
+def _within(seconds: float, find: Callable[[], Any]) -> Any:
+    """Calls `find` in a thread, which goes on after `seconds` and TimeoutError."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            found.append(find())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError(f"nothing was found in {seconds:.0f} seconds")
+    return found[0]
+
+
+# -- Several workers -------------------------------------------------------------------
+
+
+def _several_workers() -> tf.distribute.Strategy:
+    cluster = read_tf_config(os.environ.get(_TF_CONFIG, ""))
+    _watch_each_other(cluster)
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise InputError(
+            f"the workers of TF_CONFIG did not come together within {_WAIT_SECONDS} "
+            f"seconds ({_first_line(error)}). Start all of them, with the same command "
+            "and each with its own index."
+        ) from error
+
+
+def read_tf_config(text: str) -> dict[str, int]:
+    """Returns the number of tasks of each job in a TF_CONFIG.
+
+    Raises:
+      InputError: it is missing or incomplete.
+    """
+    try:
+        found = validation.parse_json(text)
+        jobs = {str(name): list(at) for name, at in found["cluster"].items()}
+        job, index = found["task"]["type"], int(found["task"]["index"])
+        own = jobs[job][index]
+        if set(jobs) - {"chief", "worker"} or len(jobs.get("chief", [])) > 1:
+            raise ValueError("its jobs must be workers and at most one chief")
+        if not str(own).rpartition(":")[2].isdigit() or index < 0:
+            raise ValueError(f"{own!r} is not host:port")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(
+            f"TF_CONFIG is {text[:200]!r}, which names no cluster and task "
+            f"({type(error).__name__}: {error}). Set it to "
+            '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": '
+            '"worker", "index": 0}}, with each worker\'s own index.'
+        ) from None
+    return {name: len(at) for name, at in jobs.items()}
+
+
+def _watch_each_other(cluster: dict[str, int]) -> None:
+    """Makes TensorFlow end all workers soon after one is lost."""
+    from tensorflow.python.eager import context
+    from tensorflow.tsl.protobuf import coordination_config_pb2
+
+    first = "chief" if "chief" in cluster else "worker"
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{first}/replica:0/task:0",
+        cluster_register_timeout_in_ms=_WAIT_SECONDS * 1000,
+        heartbeat_timeout_in_ms=_LOST_SECONDS * 1000,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=tasks)
+            for name, tasks in sorted(cluster.items())
+        ],
+    )

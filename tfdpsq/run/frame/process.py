@@ -1,0 +1,192 @@
+"""The process of a command: late imports, its streams, and signals.
+
+`tfdpsq.run` imports this first. It imports nothing heavy itself, and defers what takes
+seconds: a command that verifies, lists or refuses needs none of that.
+
+| when                | SIGTERM                            | SIGINT (Ctrl-C)      |
+|---------------------|------------------------------------|----------------------|
+| training            | finishes the step, saves its state, ends with status 75   |
+| before and after it | ends at once with status 75                               |
+| a second signal     | ends at once, by the system's default                     |
+
+Status 75 (`EX_TEMPFAIL` of sysexits.h) means: start the same command again. No signal
+loses more than `kill -9` would, and no step is paid for twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+RESTART = 75
+AGAIN = "Start the same command again to go on."
+ASKED = f"\nthe command was asked to end. {AGAIN}\n"
+_PROCESS = os.getpid()
+_DEFAULTS: dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+
+
+# -- Imports ---------------------------------------------------------------------------
+
+
+class _Deferred(types.ModuleType):
+    """A module that is imported when an attribute of it is read.
+
+    `importlib.util.LazyLoader` does not do: the second `import` of a module reads its
+    `__spec__`.
+    """
+
+    def __getattr__(self, attribute: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def _defer(*names: str) -> None:
+    # TensorFlow's warnings quote values of private rows.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name in names:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+        if spec is not None:
+            sys.modules[name] = _Deferred(name)
+            sys.modules[name].__spec__, sys.modules[name].__file__ = spec, spec.origin
+
+
+# -- Streams ---------------------------------------------------------------------------
+
+
+def prepare_streams() -> None:
+    """Makes both streams take any text, also where they are closed or know ASCII only.
+
+    What a stream cannot encode is written as the escape of its code.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str) -> bool:
+    """Writes a text to standard output; returns whether it got there.
+
+    It does not where the reader has gone (`| head`) or the disk is full. Nothing more
+    is written to such a stream: a stage may print after it has paid.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        return False
+    return True
+
+
+# -- Signals ---------------------------------------------------------------------------
+
+
+def _while_importing() -> None:
+    """Ends with status 75 on a signal until `imported`, if this process is a command.
+
+    Importing TensorFlow takes seconds. A program that imports a stage keeps its own
+    handlers, as does a command started with `&`.
+    """
+    # What `python -m` has there until it has found the module.
+    started = sys.argv[0] if sys.argv else ""
+    if started == "-m" or os.path.basename(started) == "tfdpsq":
+        for number, default in _DEFAULTS.items():
+            if signal.getsignal(number) is default:
+                signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _PROCESS:  # a forked worker that its pool ends
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    # No exception: a module that is half imported may catch it. Nothing has begun.
+    os.write(2, ASKED.encode())
+    os._exit(RESTART)
+
+
+def imported() -> None:
+    """Handles Ctrl-C as usual: from here on `KeyboardInterrupt` is caught."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def finished() -> None:
+    """Ignores both signals: all is written, and the status must say so."""
+    for number in _DEFAULTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Notice:
+    """Notes that the process should end, once `listen` was called."""
+
+    def __init__(self) -> None:
+        """Installs nothing: a program that imports a stage keeps its own handlers."""
+        self._listens = self._training = self._asked = False
+        self._process = os.getpid()
+
+    def listen(self) -> None:
+        """Handles both signals from now on; call it in the main thread."""
+        self._listens, self._process = True, os.getpid()
+        for number in _DEFAULTS:
+            signal.signal(number, self._noted)
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[Callable[[], bool]]:
+        """Only notes signals inside the block; yields whether there was one.
+
+        Raises:
+          SystemExit: there was one before.
+        """
+        self.end_if_asked()
+        if self._listens:  # a strategy of several workers replaces our handler
+            self.listen()
+        self._training = True
+        try:
+            yield lambda: self._asked
+        finally:
+            self._training = False
+
+    def end_if_asked(self) -> None:
+        """Ends the process after a signal in the last step of a training.
+
+        Also after one whose exception Python dropped, as it does in `__del__`.
+
+        Raises:
+          SystemExit: with `RESTART`, as the same command goes on.
+        """
+        if self._asked:
+            raise SystemExit(RESTART)
+
+    def _noted(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked child, not the one to end
+            signal.signal(number, _DEFAULTS[number])
+            os.kill(os.getpid(), number)
+            return
+        self._asked = True
+        if not self._training:
+            if number == signal.SIGTERM:
+                raise SystemExit(RESTART)
+            signal.default_int_handler(number, frame)
+        for each, handler in _DEFAULTS.items():
+            signal.signal(each, handler)
+        # Not through a logger: this very thread may hold its lock.
+        os.write(2, b"\nasked to end: after this step (once more to end at once)\n")
+
+
+_defer("tensorflow", "tensorflow_text", "dp_accounting")
+_while_importing()
