@@ -23,7 +23,7 @@ def job(tmp_path_factory):
 def on_two_devices(strategy_of, monkeypatch):
     """Runs what is inside as under `--strategy=mirrored --replicas=2`."""
     from tfdpsq.layers import replicated
-    from tfdpsq.run.devices import strategy
+    from tfdpsq.run.frame.devices import Devices
 
     call, sizes = replicated.Replicated.__call__, []
 
@@ -34,9 +34,7 @@ def on_two_devices(strategy_of, monkeypatch):
     @contextlib.contextmanager
     def opened():
         monkeypatch.setattr(replicated.Replicated, "__call__", counted)
-        devices = strategy.Devices(strategy_of(2))
-        with strategy.using(devices):
-            yield devices
+        yield Devices(strategy_of(2))
         assert max(sizes) == 2  # both had a batch
 
     return opened

@@ -35,9 +35,7 @@ from ml_collections import config_flags
 
 from tfdpsq import validation
 from tfdpsq.data import io
-from tfdpsq.run.core import streams
-from tfdpsq.run.devices import preemption
-from tfdpsq.run.frame import pipeline, places, runner, settings
+from tfdpsq.run.frame import pipeline, places, process, runner, settings
 from tfdpsq.validation import InputError
 
 _STAGES = pathlib.Path(__file__).parents[1] / "stages"
@@ -91,13 +89,13 @@ class Stages(dict):
 
 def main() -> None:
     """Runs the command that the first word names, with the other words."""
-    streams.prepare()
+    process.prepare_streams()
     known, words = names(), sys.argv[1:]
     if not words or words[0] in ("--help", "-h", "help"):
         width = max(map(len, known))
         rows = "".join(f"  {name:{width}}  {line}\n" for name, line in known.items())
         if words:
-            sys.exit(0 if streams.say(_USAGE + rows) else 2)
+            sys.exit(0 if process.say(_USAGE + rows) else 2)
         sys.stderr.write(_USAGE + rows)
         sys.exit(2)
     if words[0] not in known:
@@ -117,9 +115,9 @@ def main() -> None:
 def _end(words: Sequence[str], tool: Any) -> NoReturn:
     """Ends with a tool's status and text, or with its help."""
     if "--help" in words:
-        sys.exit(0 if streams.say((inspect.getdoc(tool) or "") + "\n") else 2)
+        sys.exit(0 if process.say((inspect.getdoc(tool) or "") + "\n") else 2)
     status, text = tool.main(list(words))
-    sys.exit(status if streams.say(text) else 2)
+    sys.exit(status if process.say(text) else 2)
 
 
 def run(made: Any, words: Sequence[str], about: str) -> None:
@@ -143,7 +141,7 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
         text = f"{about}\n\nFlags:\n\n" + "\n".join(shown) + "\n\n"
         sys.exit(
             0
-            if streams.say(f"{text}Settings, with their defaults:\n\n{listed}\n")
+            if process.say(f"{text}Settings, with their defaults:\n\n{listed}\n")
             else 2
         )
     file, words = _without_config(words)
@@ -161,8 +159,8 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
             beam = tuple(rest) if has["beam"] and own["beam"].value else None
             record = runner.execute(made, s, place, devices, budget, beam)
             said = f"{place.path}: {made.line(record) or 'finished'}"
-        preemption.finished()
-        streams.say(f"{said}\n" if said else "")
+        process.finished()
+        process.say(f"{said}\n" if said else "")
 
 
 def _define_flags(own: flags.FlagValues, made: Any) -> dict[str, bool]:
@@ -287,13 +285,11 @@ def _devices(own: flags.FlagValues, made: Any) -> Iterator[Any]:
     if "strategy" not in own:
         yield None
         return
-    from tfdpsq.run.devices import strategy
+    from tfdpsq.run.frame import devices
 
-    kind, tpu, replicas = (own[n].value for n in ("strategy", "tpu", "replicas"))
-    opened = strategy.opened(kind, tpu, replicas, offered=made.strategies)
-    with opened as devices, strategy.using(devices):
-        devices.notice.listen()
-        yield devices
+    with devices.opened(*(own[n].value for n in ("strategy", "tpu", "replicas"))) as of:
+        of.notice.listen()
+        yield of
 
 
 def _budget(own: flags.FlagValues, made: Any) -> Any:
@@ -320,7 +316,7 @@ def _disable_core_dumps() -> None:
 def reported() -> Iterator[None]:
     """Ends the program with one sentence and an exit status when the block fails."""
     try:
-        preemption.imported()
+        process.imported()
         with io.full_disk_as_os_error():
             yield
     except (InputError, OSError) as error:
@@ -332,8 +328,8 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         _stop("the command was asked to end")
     except SystemExit as ended:
-        if ended.code == preemption.RESTART:
-            sys.stderr.write(preemption.ASKED)
+        if ended.code == process.RESTART:
+            sys.stderr.write(process.ASKED)
         raise
     except Exception as error:
         kind, text = type(error).__name__, str(getattr(error, "message", error))
@@ -360,8 +356,8 @@ def _in_words(error: Exception) -> str:
 
 
 def _stop(message: str) -> NoReturn:
-    sys.stderr.write(f"\n{message}. {preemption.AGAIN}\n")
-    sys.exit(preemption.RESTART)
+    sys.stderr.write(f"\n{message}. {process.AGAIN}\n")
+    sys.exit(process.RESTART)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -83,6 +83,8 @@ class Devices:
     @property
     def several_workers(self) -> bool:
         """Whether there are other processes."""
+        if self.strategy is None:  # TensorFlow takes seconds to load
+            return False
         with self.scope():
             return workers.several()
 

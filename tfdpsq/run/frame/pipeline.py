@@ -100,6 +100,8 @@ def run(
         write_list(job, s, planned, workdir)
         for each in planned:
             runner.execute(each.step.stage, each.settings, each.place, devices, budget)
+            if devices is not None:
+                devices.notice.end_if_asked()
             if "tensorflow" in sys.modules:
                 # Keras keeps every graph; those of a dozen stages would add up.
                 import tensorflow as tf

@@ -22,7 +22,6 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -32,6 +31,7 @@ from tfdpsq.data import io
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import Artefact, Output
+from tfdpsq.run.frame.devices import Devices, worker_errors
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
 
@@ -107,7 +107,7 @@ class Context:
     depends: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    devices: Any = None
+    devices: Devices | None = None
     budget: Any = None
     beam: tuple[str, ...] | None = None
     parts: Any = ()
@@ -285,7 +285,7 @@ def execute(
     stage: Stage,
     s: settings.Settings,
     place: Place,
-    devices: Any = None,
+    devices: Devices | None = None,
     budget: Any = None,
     beam: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
@@ -302,7 +302,34 @@ def execute(
 
     Raises:
       InputError: see the steps in the module's docstring.
+      LostWorker: another worker ended.
     """
+    devices = devices or Devices()
+    if not devices.several_workers:
+        return _executed(stage, s, place, devices, budget, beam)
+    with worker_errors():
+        finished = devices.chiefs(os.path.isfile(f"{place.path}/{records.STAGE_FILE}"))
+        if devices.chief:
+            record = _executed(stage, s, place, devices, budget, beam)
+        elif finished:
+            return {"result": {}}
+        else:
+            with scratch(place, devices.worker) as own:
+                record = _executed(stage, s, own, devices, None, beam)
+        if not finished:
+            devices.chiefs(True)  # so that a failure of one is noticed by all
+    return record
+
+
+def _executed(
+    stage: Stage,
+    s: settings.Settings,
+    place: Place,
+    devices: Devices,
+    budget: Any,
+    beam: tuple[str, ...] | None,
+) -> dict[str, Any]:
+    """Runs a stage in this process."""
     given = open_inputs(s)
     stage.check(s, given)
     privacy = stage.privacy(s, given)
@@ -408,7 +435,14 @@ def _clean(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def scratch(place: Place) -> Iterator[Place]:
-    """Yields a place for a worker that is not the chief, removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="tfdpsq-worker-") as folder:
-        yield Place.of(f"{folder}/{places.PRIVATE}/{place.name}")
+def scratch(place: Place, worker: str) -> Iterator[Place]:
+    """Yields a place for a worker that is not the chief, removed at the end.
+
+    It holds private rows; what a killed worker left there is removed first.
+    """
+    folder = place.private / "workers" / worker
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield Place.of(folder / places.PRIVATE / place.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
