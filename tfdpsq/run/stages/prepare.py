@@ -20,11 +20,11 @@ from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.pseudo_queries import WORDS
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.run.common import data_card
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet
 from tfdpsq.run.frame.runner import Context, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
-from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import InputError
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)

@@ -23,12 +23,12 @@ from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthe
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
+from tfdpsq.run.common import data_card
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.run.passes import document_rates, pass_progress
-from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import InputError
 
 _EXTENSION = "tfrecord"

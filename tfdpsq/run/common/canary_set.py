@@ -1,0 +1,100 @@
+"""Canaries of an audit: their fields, and the file that lists them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+
+from tfdpsq.data import atomic_write
+from tfdpsq.data.io import write_json
+from tfdpsq.data.lines import read_objects
+from tfdpsq.run.frame.artefacts import MARK_FILE
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.validation import DataError
+
+DATA = "data"
+CANARIES_FILE = "canaries.jsonl"
+# Prefix of the ids of canaries' queries and documents, and of their users.
+ID_PREFIX = "canary-"
+OUR_FORMS = ("secret", "own_document", "random_document")
+# The two of the paper's forms that have the secret in a document of their own.
+IN_DOCUMENT = ("paper_own_document", "paper_random_document")
+PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
+FORMS = (*OUR_FORMS, *PAPER_FORMS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Canary:
+    """A secret, its place in the data, and its candidates.
+
+    Attributes:
+      form: one of FORMS.
+      repetitions: number of training queries that hold the secret; 1 or 0 for a canary
+        with a coin.
+      coin: whether a coin decided its presence.
+      prefix: words before the secret, or the whole query where the secret is in the
+        document; "" for form secret.
+      secret: digits.
+      candidates: digits drawn from the same distribution, in no query or document;
+        empty for a canary with a coin.
+      document_id: of the document that it is paired with, or that the secret is
+        appended to.
+      document_characters: most characters of that document before the secret; 0 for
+        all of them, and where the secret is in the query.
+    """
+
+    form: str
+    repetitions: int
+    coin: bool
+    prefix: str
+    secret: str
+    candidates: tuple[str, ...]
+    document_id: str
+    document_characters: int = 0
+
+    @property
+    def in_document(self) -> bool:
+        """True if the secret is in the document, and not in the query."""
+        return self.form in IN_DOCUMENT
+
+    def query(self, secret: str | None = None) -> str:
+        """Returns the query, with a candidate in the place of its secret if given."""
+        if self.in_document:
+            return self.prefix
+        return f"{self.prefix} {self.secret if secret is None else secret}".strip()
+
+    def document(self, content: str, secret: str | None = None) -> str:
+        """Returns the document that the query is paired with.
+
+        Args:
+          content: text of the document `document_id`.
+          secret: the candidate in the place of the secret.
+        """
+        if not self.in_document:
+            return content
+        kept = content[: self.document_characters or None].rstrip()
+        return f"{kept} {self.secret if secret is None else secret}"
+
+
+def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:
+    """Lists canaries, and marks the pairs beside the list, wherever they are copied."""
+    lines = (json.dumps(dataclasses.asdict(canary)) + "\n" for canary in made)
+    atomic_write(directory / CANARIES_FILE, "".join(lines))
+    mark = {"guarantee": Privacy.PRIVATE.word, "holds": "canaries"}
+    write_json(directory / DATA / MARK_FILE, mark)
+
+
+def read_canaries(directory: str | os.PathLike) -> list[Canary]:
+    """Reads what the stage `canaries` wrote; raises DataError for a damaged line."""
+    path, found = pathlib.Path(directory) / CANARIES_FILE, []
+    for line, fields in read_objects(path):
+        try:
+            candidates = tuple(fields.pop("candidates"))
+            found.append(Canary(candidates=candidates, **fields))
+        except (KeyError, TypeError) as error:
+            remedy = "Make the canaries again"
+            raise DataError(path, "is not a canary", remedy, line) from error
+    return found
