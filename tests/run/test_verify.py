@@ -5,13 +5,14 @@ import functools
 import json
 import os
 import re
+import sys
 
 import pytest
 from helpers import plans
 
 from tfdpsq import privacy
 from tfdpsq.privacy import Ledger
-from tfdpsq.run import verify
+from tfdpsq.run.frame import command
 
 _plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=4)
 
@@ -45,8 +46,10 @@ def made(tmp_path):
 
 
 def _exit(capsys, *words):
-    with pytest.raises(SystemExit) as caught:
-        verify.main(["verify", *words])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tfdpsq", "verify", *words])
+        with pytest.raises(SystemExit) as caught:
+            command.main()
     said = capsys.readouterr()
     return caught.value.code, said.out, said.err
 
@@ -116,7 +119,7 @@ def test_bad_command_or_ledger_exits_with_2_and_a_line(made, tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text("is my rash contagious\n")
     for words, message in (
-        (["/none"], "does not exist"),
+        (["/none"], "'/none' does not exist"),
         ([write(), f"--ledger={broken}"], "broken.jsonl:1: "),
         ([write(), "--delta=2"], "delta is 2"),
         ([], "usage:"),
@@ -153,7 +156,6 @@ def job(tmp_path):
     _write(work / "release" / "synthetic" / "set", "a")
     _write(work / "release" / "retriever", "b", 3)
     _write(work / "private" / "audited", "c")
-    _write(work / "release" / ".next.0123456789ab.partial", "d")
     _write(work / "evaluation", "e", guarantee="private")
     return work
 

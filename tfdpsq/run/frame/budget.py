@@ -1,9 +1,10 @@
-"""The limit of `--budget`: what all releases together may spend.
+"""Certificates of what was released, and the limit of `--budget` on their total.
 
-A run under a limit is composed with every certificate below the `release/` of its
-workdir and below each `--released`, before its first step. Without a limit nothing is
-checked: a workdir cannot know what was released elsewhere. What is private, or was
-killed before it was finished, does not count: nothing of it was released.
+What is in a workdir's `release/` counts, and what is in its `private/` does not. A run
+under a limit is composed with every certificate below the `release/` of its workdir and
+below each `--released`, before its first step. Without a limit nothing is checked: a
+workdir cannot know what was released elsewhere. A run that was killed before it was
+finished does not count: nothing of it was released.
 """
 
 from __future__ import annotations
@@ -18,10 +19,99 @@ from typing import Any
 from tfdpsq import privacy, validation
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.frame import places
 from tfdpsq.run.frame.artefacts import class_stated
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
+
+# The certificate itself, and what says that one is missing if there is none.
+_MARKED = {FILE_NAME, *(name.rpartition("/")[2] for name in certificates.MARKED)}
+
+
+@dataclasses.dataclass
+class Found:
+    """Certificates in some directories.
+
+    Attributes:
+      certificates: by digest.
+      places: of each digest, the directories of the artefacts that carry it.
+      problems: why a certificate cannot be read, or is missing.
+      private: directories that were passed over.
+    """
+
+    certificates: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    places: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    private: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, path: str) -> None:
+        """Adds the certificate in a file, or those of all artefacts in a directory.
+
+        Private ones are passed over, unless they are given themselves.
+
+        Raises:
+          InputError: there is no such file or directory, or no certificate in it.
+        """
+        root = pathlib.Path(path)
+        if not root.exists():
+            raise InputError(f"{path!r} does not exist. Give a workdir or an output.")
+        read = [root] if root.is_file() else []
+        names = _MARKED if root.is_dir() else ()
+        files = [file for name in names for file in root.rglob(name)]
+        for folder in sorted({file.parent for file in files}):
+            if self._counts(folder, root) and not _is_part(folder):
+                read.append(folder / FILE_NAME)
+        if not any([self._read(file.parent, file) for file in read]):
+            raise InputError(
+                f"{path} holds no {FILE_NAME} of anything released. Give the workdir "
+                "or the directory of an artefact that was."
+            )
+
+    def _counts(self, folder: pathlib.Path, root: pathlib.Path) -> bool:
+        """Returns whether an artefact was released, or is the one that was asked of."""
+        names = (places.PRIVATE, places.RELEASE)
+        above = [part for part in folder.relative_to(root).parts if part in names]
+        hidden = above[-1:] == [places.PRIVATE]
+        if not hidden and folder != root and places.RELEASE not in folder.parts:
+            hidden = class_stated(str(folder)) == Privacy.PRIVATE
+        if hidden and not any(folder.is_relative_to(known) for known in self.private):
+            self.private.append(str(folder))
+        return not hidden
+
+    def _read(self, folder: pathlib.Path, path: pathlib.Path) -> bool:
+        """Adds a certificate, or why there is none; returns whether one is due."""
+        named = path.name != FILE_NAME
+        read = certificates.load_certificate if named else privacy.read_certificate
+        try:
+            found = read(path if named else folder)
+        except InputError as error:
+            self.problems.append(str(error))
+            return True
+        if found is not None:
+            digest, place = str(found.get("digest")), str(path if named else folder)
+            self.certificates[digest] = found
+            known = self.places.setdefault(digest, [])
+            known += [place] if place not in known else []
+            if len(known) == 2 and found.get("private") and not found.get("run_id"):
+                self.problems.append(
+                    f"{known[0]} and {known[1]} hold equal certificates without a run "
+                    "id: two runs with the same settings, or copies of one. If they "
+                    "are copies, give one of them."
+                )
+        return found is not None
+
+
+def _is_part(folder: pathlib.Path) -> bool:
+    """Returns whether a folder's files have the certificate of the one it is in.
+
+    So has a retriever's `model/`.
+    """
+    if (folder / FILE_NAME).exists():
+        return False
+    digests = {certificates.digest_in(folder / n) for n in _MARKED - {FILE_NAME}}
+    above = certificates.stated(folder.parent / FILE_NAME, "digest")
+    return digests - {None} == {above}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,35 +133,40 @@ class Budget:
             if not os.path.isdir(folder):
                 raise InputError(f"released is {folder}, where there is no directory.")
 
-    @contextlib.contextmanager
-    def spending(self, place: Place, runs: Sequence[budget.Run]) -> Iterator[None]:
-        """Refuses runs that would exceed the limit; keeps others out while they spend.
+    def require_within(self, place: Place, runs: Sequence[budget.Run]) -> None:
+        """Refuses runs that would exceed the limit; nothing is spent yet.
 
         Args:
-          place: of the output.
+          place: of an output, whose workdir's releases count.
           runs: that are about to begin, and those whose releases they start from.
 
         Raises:
-          InputError: the total would exceed the limit; or another process spends in
-            the same workdir, whose release is not there yet.
+          InputError: the total would exceed the limit, or cannot be computed.
+        """
+        runs = [run for run in runs if run.plan.spec.private]
+        if not runs:
+            return
+        found = Found()
+        with contextlib.suppress(InputError):  # nothing was released yet
+            found.add(str(place.private.parent / places.RELEASE))
+        for folder in self.released:
+            found.add(folder)
+        if found.problems:
+            raise InputError(f"the budget cannot be checked: {found.problems[0]}")
+        earlier: list[budget.Run] = []
+        for digest, certificate in found.certificates.items():
+            where = found.places[digest][0]
+            earlier += certificates.verified_runs(certificate, where)
+        budget.require_within(self.epsilon, earlier, runs)
+
+    @contextlib.contextmanager
+    def spending(self, place: Place, runs: Sequence[budget.Run]) -> Iterator[None]:
+        """Does as `require_within`, and keeps others out while the runs spend.
+
+        Raises:
+          InputError: see there; or another process spends in the same workdir, whose
+            release is not there yet.
         """
         with places.locked(Place(f"{place.private}/spending", place.private)):
-            earlier: list[budget.Run] = []
-            own = str(place.private.parent / places.RELEASE)
-            folders = [own, *self.released]
-            for path, found in _found(folders).items():
-                earlier += certificates.verified_runs(found, path)
-            budget.require_within(self.epsilon, earlier, list(runs))
+            self.require_within(place, runs)
             yield
-
-
-def _found(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the certificates in some directories, each once, by one of its places."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for folder in folders:
-        for path in sorted(pathlib.Path(folder).rglob(certificates.FILE_NAME)):
-            if class_stated(str(path.parent)) < Privacy.PRIVATE:
-                certificate = privacy.read_certificate(path.parent)
-                assert certificate is not None
-                found[certificate["digest"]] = (str(path.parent), certificate)
-    return dict(found.values())
