@@ -1,54 +1,45 @@
-"""The evaluation of several retrievers at once."""
+"""Stage `evaluate`: several systems on private queries at once."""
 
 import json
 import shutil
 
 import numpy as np
 import pytest
-from helpers import plans
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import (
-    BeirDirectory,
-    read_synthetic,
-    train_vocabulary,
-    write_synthetic,
-)
+from tfdpsq.data import BeirDirectory, read_synthetic, train_vocabulary
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import measures
-from tfdpsq.generator import Preprocessor, T5QueryGenerator
-from tfdpsq.run import evaluate
-from tfdpsq.run.core import layout
-from tfdpsq.run.search import retrieval, systems
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.run.common.benchmark_sets import METRICS
+from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
 from tfdpsq.validation import DataError, InputError
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Pairs, and an untrained retriever."""
+    """Pairs, an untrained retriever, and public queries on the same documents."""
     base = tmp_path_factory.mktemp("evaluate")
     queries = _tiny.write_pairs(base / "pairs")
     train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    _tiny.write_retriever(base / "a", base, shared=False)
+    framed.write_retriever(base / "a", base / "spiece.model", shared=False)
+    _tiny.write_public_pairs(base)
     return base
 
 
-def _config(base, **changes):
-    config = evaluate.default_config()
-    config.data = str(base / "pairs")
-    config.vocabulary = str(base / "spiece.model")
-    config.resamples = 50
-    with config.unlocked():
-        for name, value in changes.items():
-            part, _, own = name.rpartition(".")
-            (config[part] if part else config)[own] = value
-    return config
+def _run(base, out, **changes):
+    given = {"data": str(base / "pairs"), "resamples": 50, **changes}
+    record = framed.run(STAGE, out, **given)
+    metrics = json.loads((out / METRICS_FILE).read_text())
+    for name, value in record["result"].items():
+        assert metrics["systems"][name]["ndcg@10"] == value
+    return metrics
 
 
-def _run(config, out):
-    evaluate.run(config, out)
-    return json.loads((out / layout.METRICS_FILE).read_text())
+def _runs(out, *names):
+    return [evaluation.read_trec_run(out / "runs" / f"{name}.trec") for name in names]
 
 
 def test_a_system_that_finds_nothing_leaves_the_others_their_results(base, tmp_path):
@@ -60,10 +51,13 @@ def test_a_system_that_finds_nothing_leaves_the_others_their_results(base, tmp_p
     for line in lines:
         line["text"] = "Wie sortiere ich Felder?"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    both = {"bm25": "bm25", "a": str(base / "a")}
-    config = _config(base, systems=both, data=str(tmp_path / "pairs"))
-    config.fusion.base = "bm25"
-    metrics = _run(config, tmp_path / "out")
+    metrics = _run(
+        base,
+        tmp_path / "private" / "out",
+        systems={"bm25": "bm25", "a": str(base / "a")},
+        data=str(tmp_path / "pairs"),
+        fusion={"base": "bm25"},
+    )
     found = metrics["systems"]
     assert found["bm25"]["ndcg@10"] == 0 and found["bm25"]["missing_queries"] == 12
     assert found["a"]["ndcg@10"] > 0 and found["a"]["missing_queries"] == 0
@@ -84,15 +78,16 @@ def test_queries_that_are_documents_find_k_others(base, tmp_path):
     judged = "".join(f"d{i}\td{i + 8}\t1\n" for i in range(8))
     for path in (tmp_path / "pairs" / "qrels").iterdir():
         path.write_text("query-id\tcorpus-id\tscore\n" + judged)
-    both = {"bm25": "bm25", "a": str(base / "a")}
-    config = _config(base, systems=both, data=str(tmp_path / "pairs"), k=10)
-    config.update(ignore_identical_ids=True)
-    config.fusion.base = "bm25"
-    metrics = _run(config, tmp_path / "out")
-    runs = [
-        evaluation.read_trec_run(tmp_path / "out" / "runs" / f"{name}.trec")
-        for name in both
-    ]
+    metrics = _run(
+        base,
+        tmp_path / "private" / "out",
+        systems={"bm25": "bm25", "a": str(base / "a")},
+        data=str(tmp_path / "pairs"),
+        k=10,
+        ignore_identical_ids=True,
+        fusion={"base": "bm25"},
+    )
+    runs = _runs(tmp_path / "private" / "out", "bm25", "a")
     for query in asked:
         for run in runs:
             assert query not in run[query] and len(run[query]) == 10
@@ -102,67 +97,122 @@ def test_queries_that_are_documents_find_k_others(base, tmp_path):
         assert metrics["fused"]["a"][name] == pytest.approx(value, abs=1e-9), name
 
 
-@pytest.fixture(scope="module")
-def public(base):
-    return _tiny.write_public_pairs(base)
-
-
-def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base, public):
-    """From the run files alone, and the weight from a search of its own."""
-    both = {"a": str(base / "a"), "words": "bm25"}
-    config = _config(base, systems=both, baseline="a", k=20, batch_size=16)
-    config.fusion.update(base="words", method="scores", fit=public, fit_queries=30)
-    metrics = _run(config, base / "private" / "fused")
-    runs = {
-        name: evaluation.read_trec_run(
-            base / "private" / "fused" / "runs" / f"{name}.trec"
-        )
-        for name in both
-    }
+def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base):
+    """The weight from a search by hand; shards give the run of the whole corpus."""
+    public = str(base / "public_queries")
+    metrics = _run(
+        base,
+        base / "private" / "fused",
+        systems={"a": str(base / "a"), "words": "bm25"},
+        baseline="a",
+        k=20,
+        batch_size=16,
+        shard_documents=30,
+        fusion={"base": "words", "fit": public, "fit_queries": 30},
+    )
+    runs = dict(zip(("a", "words"), _runs(base / "private" / "fused", "a", "words")))
     beir = BeirDirectory(base / "pairs")
     qrels = beir.qrels("test")
     assert all(set(run) <= set(qrels) for run in runs.values())
-    found = metrics["fused"]["a"]
     assert list(metrics["fused"]) == ["a"]
+    assert "difference_to_baseline" in metrics["systems"]["words"]
 
     # Queries to fit on are spread evenly over the set, first and last included.
     rows = list(read_synthetic(public))
     picked = [rows[int(i)] for i in np.linspace(0, len(rows) - 1, 30)]
     queries = {row.query_id: row.query for row in picked}
-    searched = systems.Systems.of(config)
-    searches = {
-        name: run for name, run, _ in retrieval.retrieve(searched, beir, queries, 20)
-    }
+    documents = {document.id: document.content for document in beir.documents()}
+    dense = _dense(base, {**queries, **beir.queries()}, documents, 20)
+    for query in qrels:
+        assert set(runs["a"][query]) == set(dense[query])
     weight, value = evaluation.fit_weight(
-        searches["words"],
-        searches["a"],
+        evaluation.BM25(documents).search(queries, 20),
+        {query: dense[query] for query in queries},
         {row.query_id: {row.document_id: 1} for row in picked},
         "scores",
         k=20,
     )
+    found = metrics["fused"]["a"]
     assert found["weight"] == weight and found["fitted"] == pytest.approx(value)
     weights = [1 - weight, weight]
     fused = evaluation.fuse([runs["words"], runs["a"]], weights, "scores", 20)
-    expected = evaluation.evaluate_run(qrels, fused, layout.METRICS).means
-    for metric in layout.METRICS:
+    expected = evaluation.evaluate_run(qrels, fused, METRICS).means
+    for metric in METRICS:
         assert found[metric] == pytest.approx(expected[metric], abs=1e-6), metric
 
 
-def test_no_weight_is_fitted_on_what_no_guarantee_covers(base, public, tmp_path):
-    unprotected = base / "unprotected"
-    plan = plans.plan(epsilon=float("inf"), num_units=200, batch_size=10, steps=4)
-    write_synthetic(unprotected, read_synthetic(public), {}, plans.certificate(plan))
-    reranked = {"rerankers": {"a": "t5_tiny_pydocs"}, "rerank.base": "words"}
-    for changes, message in (
-        ({"fusion.base": "words", "fusion.fit": str(base / "pairs")}, "fusion.fit"),
-        ({"fusion.base": "words", "fusion.fit": str(unprotected)}, "fusion.fit"),
-        ({**reranked, "rerank.fit": str(base / "pairs")}, "rerank.fit"),
-        ({**reranked, "rerank.fit": str(unprotected)}, "rerank.fit"),
-    ):
-        config = _config(base, systems={"words": "bm25"}, **changes)
-        with pytest.raises(InputError, match=message):
-            evaluate.run(config, tmp_path / "private" / "never")
-        assert not (tmp_path / "private" / "private_reads.jsonl").exists()
+def _dense(base, queries, documents, k):
+    """A run of the retriever, all embeddings in memory."""
+    from tfdpsq import retriever
+
+    model = retriever.load(base / "a" / "model")
+    asked, held = (
+        retriever.encode_texts(model, texts.values(), kind, progress=False)
+        for kind, texts in (("query", queries), ("document", documents))
+    )
+    scores = asked @ held.T
+    run = {}
+    for query, row in zip(queries, scores):
+        best = np.argsort(-row, kind="stable")[:k]
+        run[query] = {list(documents)[at]: float(row[at]) for at in best}
+    return run
+
+
+def test_embeddings_that_exist_are_searched_by_id(base, tmp_path):
+    """With an adapter, whose encoder must be theirs; and a weight is not fitted."""
+    _tiny.write_embedded(base / "embedded")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    matrix = np.random.default_rng(1).normal(size=[8, 8]).astype(np.float32)
+    np.save(adapter / "adapter.npy", matrix)
+    names = {"asis": "embeddings", "mapped": str(adapter)}
+    held = dict.fromkeys(names, str(base / "embedded"))
+    given = {"systems": names, "indexes": held, "query_embeddings": held, "k": 20}
+    with pytest.raises(InputError, match="fusion.fit is set, and so is query_embed"):
+        fusion = {"base": "asis", "fit": str(base / "public_queries")}
+        _run(base, tmp_path / "private" / "never", **given, fusion=fusion)
+    with pytest.raises(InputError, match="Give indexes.mapped, too"):
+        few = {**given, "indexes": {"asis": held["asis"]}}
+        _run(base, tmp_path / "private" / "never", **few)
+    with pytest.raises(InputError, match="by None of 8 dimensions"):
+        _run(base, tmp_path / "private" / "none", **given)
+    from tfdpsq.run.frame import records
+
+    depends = {"stage": "train_adapter", "settings": {}, "inputs": {}}
+    result = {"encoder": "a public encoder"}
+    records.write_stage(
+        adapter, depends, guarantee="public", settings={}, facts={}, result=result
+    )
+    _run(base, tmp_path / "private" / "out", **given)
+    runs = _runs(tmp_path / "private" / "out", *names)
+    documents, queries = (v.astype(np.float64) for v in _tiny.vectors())
+    for run, mapped in zip(runs, (queries, queries @ matrix)):
+        cosines = mapped @ documents.T
+        cosines /= np.linalg.norm(mapped, axis=1)[:, None]
+        cosines /= np.linalg.norm(documents, axis=1)
+        for query in BeirDirectory(base / "pairs").qrels("test"):
+            row = cosines[int(query[1:])]
+            best = np.argsort(-row)[:20]
+            assert run[query] == pytest.approx(
+                {f"d{at}": row[at] for at in best}, abs=1e-5
+            )
+
+
+def test_no_weight_is_fitted_on_what_no_guarantee_covers(base, tmp_path):
+    unprotected = base / "private" / "unprotected"
+    rows = read_synthetic(base / "public_queries")
+    rows = ((row.query, row.document_id, row.document) for row in rows)
+    _tiny.write_set(unprotected, rows, framed.certificate(float("inf")))
+    reranked = {"rerankers": {"a": "t5_tiny_pydocs"}}
+    for fit in (str(base / "pairs"), str(unprotected)):
+        for name, changes in (
+            ("fusion", {"fusion": {"base": "words", "fit": fit}}),
+            ("rerank", {**reranked, "rerank": {"base": "words", "fit": fit}}),
+        ):
+            with pytest.raises(InputError, match=f"{name}.fit is "):
+                out = tmp_path / "private" / "never"
+                _run(base, out, systems={"words": "bm25"}, **changes)
+    assert not framed.reads(tmp_path / "private")
 
 
 @pytest.fixture(scope="module")
@@ -174,28 +224,23 @@ def start(tmp_path_factory):
 
 def _reranked(start, **changes):
     """Reranks BM25's documents for the test queries by two generators."""
-    config = _config(start)
-    lengths = {"document_length": 20, "query_length": 6}
-    with config.unlocked():
-        config.systems = {"words": "bm25"}
-        config.rerankers = {"one": str(start / "public"), "two": str(start / "public")}
-        config.rerank.update({"base": "words", "baseline": "two", **lengths, **changes})
-    out = start / "private" / f"depth{config.rerank.depth}"
-    metrics = _run(config, out)
-    runs = {
-        system: evaluation.read_trec_run(out / "runs" / f"{system}.trec")
-        for system in ("words", "one", "two")
-    }
-    return metrics, runs
+    rerank = {"base": "words", "baseline": "two", **changes}
+    out = start / "private" / f"depth{rerank['depth']}"
+    metrics = _run(
+        start,
+        out,
+        systems={"words": "bm25"},
+        rerankers=dict.fromkeys(("one", "two"), str(start / "public")),
+        rerank=rerank,
+    )
+    names = ("words", "one", "two")
+    return metrics, dict(zip(names, _runs(out, *names)))
 
 
 def _nats(start, pairs):
     """Returns likelihoods of (document, query), without shared encodings."""
     model = T5QueryGenerator.from_preset(start / "public")
-    preprocessor = Preprocessor(
-        start / "spiece.model", query_length=6, document_length=20
-    )
-    batch = preprocessor.arrays(
+    batch = model.preprocessor.arrays(
         Pair("", query, "", document) for document, query in pairs
     )
     return -model.per_example_losses(batch).numpy() * batch["query_lengths"]
@@ -220,7 +265,7 @@ def test_rerankers_order_the_best_documents_by_both_scores(start):
         deeper += len(ranked) > 3
     assert deeper and runs["one"] == runs["two"]
     qrels = beir.qrels("test")
-    expected = evaluation.evaluate_run(qrels, runs["one"], layout.METRICS).means
+    expected = evaluation.evaluate_run(qrels, runs["one"], METRICS).means
     assert metrics["settings"]["one"] == {"weight": 0.6, "depth": 3}
     metrics = metrics["systems"]
     assert metrics["one"]["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-6)
@@ -281,35 +326,44 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
     ("changes", "message"),
     [
         ({"systems": {"mine": "/no/such"}}, "/no/such"),
-        ({"systems": {"a": "{base}/a"}, "vocabulary": ""}, "vocabulary is ''"),
-        ({"k": 5}, "'ndcg@10' needs more documents than the 5"),
+        ({"systems": {"mine": ""}}, "systems.mine is ''"),
+        ({"systems": {"mine": "embeddings"}}, "systems.mine is embeddings, which emb"),
+        ({"systems": {"two words": "bm25"}}, "'two words' names"),
+        ({"baseline": "mine"}, "baseline names 'mine'; systems are words"),
+        ({"data": "{base}/public_queries"}, "a set of queries. Give a BEIR directory"),
+        ({"k": 5}, "k is 5; it must be an integer at least 10"),
         ({"split": "tets"}, "tets.tsv"),
         ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s"),
-        ({"rerankers": {"a": "{base}/pairs"}, "rerank.base": "words"}, "rerankers.a"),
-        ({"rerank.depth": 9}, "rerank.depth is 9"),
+        ({"rerankers": {"a": "{base}/pairs"}}, "rerank.base is 'bm25'"),
+        ({"strict": True}, "strict mode refuses"),
     ],
 )
-def test_bad_settings_are_named_before_anything_is_read(
-    base, tmp_path, changes, message
-):
+def test_bad_settings_are_named(base, tmp_path, changes, message):
     def given(value):
         if isinstance(value, dict):
             return {name: given(one) for name, one in value.items()}
         return value.replace("{base}", str(base)) if isinstance(value, str) else value
 
-    config = _config(base, **{"systems": {"words": "bm25"}, **given(changes)})
     with pytest.raises(InputError, match=message):
-        evaluate.run(config, tmp_path / "private" / "out")
-    assert not (tmp_path / "private" / "private_reads.jsonl").exists()
+        out = tmp_path / "private" / "out"
+        _run(base, out, **{"systems": {"words": "bm25"}, **given(changes)})
     assert not (tmp_path / "private" / "out").exists()
 
 
-def test_wrong_judgements_are_named_before_private_queries_are_read(base, tmp_path):
-    """A document that is not there would else count as one that was not found."""
+def test_numbers_on_private_queries_are_private(base, tmp_path):
+    with pytest.raises(InputError, match="out is not under private/"):
+        _run(base, tmp_path / "out")
+    assert not framed.reads(tmp_path / "private")
+    _run(base, tmp_path / "private" / "out")
+    where = "the queries and judgements of split 'test'"
+    assert framed.reads(tmp_path / "private") == [where]
+
+
+def test_a_judgement_of_a_document_that_is_not_there_is_named(base, tmp_path):
+    """It would else count as one that was not found."""
     shutil.copytree(base / "pairs", tmp_path / "pairs")
     with (tmp_path / "pairs" / "qrels" / "test.tsv").open("a") as file:
         file.write("q72\tgone\t1\n")
-    config = _config(base, data=str(tmp_path / "pairs"), systems={"words": "bm25"})
     with pytest.raises(DataError, match="test.tsv:14: document 'gone'"):
-        evaluate.run(config, tmp_path / "private" / "out")
-    assert not (tmp_path / "private" / "private_reads.jsonl").exists()
+        out = tmp_path / "private" / "out"
+        _run(base, out, data=str(tmp_path / "pairs"))

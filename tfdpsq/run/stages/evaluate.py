@@ -119,7 +119,7 @@ class Evaluate(runner.ShardedStage):
         )
         similarity_split: str = setting("dev", when="synthetic")
         similarity: SimilaritySettings = nested(SimilaritySettings, when="synthetic")
-        k: int = setting(100, ge=1, help="documents for each query")
+        k: int = setting(100, ge=10, help="documents for each query")
         index: str = setting("scann_brute_force", choices=KINDS)
         dtype: str = setting("float32", choices=("float32", "mixed_bfloat16"))
         resamples: int = setting(10_000, ge=1)
