@@ -58,7 +58,7 @@ def write_flawed(path):
 
 def write_all(root):
     """scifact, nfcorpus, arguana, fiqa with its flaws, and CQADupStack's forums."""
-    from tfdpsq.run.search import benchmark_sets
+    from tfdpsq.run.common import benchmark_sets
 
     for seed, name in enumerate(("scifact", "nfcorpus")):
         write(root / name, seed)
@@ -66,35 +66,3 @@ def write_all(root):
     write_flawed(root / "fiqa")
     for seed, forum in enumerate(benchmark_sets.FORUMS, start=10):
         write(root / "cqadupstack" / forum, seed, queries=1 + seed % 3)
-
-
-def config_of(base, *sets, **changes):
-    """A config over sets under base/beir; BM25 alone unless `changes` says else."""
-    from tfdpsq.run import zero_shot
-
-    config = zero_shot.default_config()
-    config.root = str(base / "beir")
-    config.sets = sets
-    config.resamples = 300
-    config.k = 20
-    with config.unlocked():
-        for name, value in changes.items():
-            config[name] = value
-    return config
-
-
-def searched(monkeypatch, fails_at=None):
-    """Names of the corpora that are searched; the one numbered `fails_at` is not."""
-    from tfdpsq.run.search import retrieval
-
-    corpora = []
-    retrieve = retrieval.retrieve
-
-    def spy(searched, beir, queries, k):
-        corpora.append(beir.path.name)
-        if len(corpora) == fails_at:
-            raise KeyboardInterrupt
-        yield from retrieve(searched, beir, queries, k)
-
-    monkeypatch.setattr(retrieval, "retrieve", spy)
-    return corpora

@@ -30,9 +30,9 @@ from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.common.search import read_arrays, write_arrays
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
+from tfdpsq.run.frame.progress import ShardProgress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
-from tfdpsq.run.passes import pass_progress
 
 SEARCH = "search"
 _TOWERS = {DOCUMENTS: "document", QUERIES: "query"}
@@ -102,14 +102,9 @@ class Embed(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             texts = ((text.id, text.content) for text in parts.read(index))
-            progress = pass_progress.PassProgress(
-                c.place.logs if c.place.is_local else None,
-                s.texts,
-                (index, len(parts)),
-                total=parts.size(index),
-                first=parts.first(index),
-            )
-            with progress:
+            with ShardProgress(
+                c.place.logs, s.texts, index, parts.size(index), parts.first(index)
+            ) as progress:
                 chunks = list(embedder.chunks(texts, done=progress.add))
             ids = [name for names, _ in chunks for name in names]
             arrays = {}

@@ -35,14 +35,12 @@ from tfdpsq import evaluation, words
 from tfdpsq.data import read_manifest, read_synthetic, write_synthetic
 from tfdpsq.data.io import write_json
 from tfdpsq.data.sets import SyntheticQuery
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.common import search
+from tfdpsq.run.common import canary_set, data_card, search
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import SET, Canaries, Corpus, SyntheticSet, System
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
-from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import InputError
 
 COUNTS_FILE = "filter.json"
