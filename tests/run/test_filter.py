@@ -5,20 +5,22 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import plans, tiny
+from helpers import framed, tiny
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import (
     Document,
-    Tokenizer,
     read_manifest,
     read_synthetic,
     train_vocabulary,
     write_beir,
     write_synthetic,
 )
-from tfdpsq.run import filter as filter_stage
-from tfdpsq.run.core import sources
+from tfdpsq.run.common import canary_set
+from tfdpsq.run.frame import artefacts, runner, settings
+from tfdpsq.run.frame.artefacts import Artefact
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.stages.filter import STAGE
 from tfdpsq.validation import DataError, InputError
 
 ROWS = [
@@ -40,13 +42,6 @@ TEXTS = [
 ]
 
 
-def _certificate(epsilon, **stated):
-    plan = plans.plan(
-        epsilon=epsilon, num_units=1000, n_is_public=True, batch_size=100, steps=10
-    )
-    return plans.certificate(plan, **stated)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A corpus, a set with a guarantee, and a retriever trained on the set."""
@@ -56,29 +51,18 @@ def base(tmp_path_factory):
         base / "corpus", documents, [("q", "anything")], {"train": [("q", "d0", 1)]}
     )
     rows = ((query, document, TEXTS[int(document[1:])]) for query, document in ROWS)
-    tiny.write_set(base / "set", rows, _certificate(8.0))
+    tiny.write_set(base / "set", rows, framed.certificate(8.0))
     train_vocabulary([*TEXTS, *(row[0] for row in ROWS)] * 3, 320, base / "spiece")
-    tiny.write_retriever(
-        base / "retriever",
-        base,
-        pairs=str(base / "set"),
-        vocabulary=str(base / "spiece"),
-        document_length=12,
-        query_length=12,
-        batch_size=4,
-        steps=1,
-    )
+    framed.write_retriever(base / "retriever", base / "spiece")
+    framed.certify(base / "retriever", 8.0)  # as one that was trained on the set
     return base
 
 
 def _filter(base, out, **options):
-    config = filter_stage.default_config()
-    config.update(synthetic=str(base / "set"), corpus=str(base / "corpus"))
-    config.round_trip.update(options.pop("round_trip", {}))
-    config.update(options)
-    stage = filter_stage.run(config, out)
+    given = {"synthetic": str(base / "set"), "corpus": str(base / "corpus"), **options}
+    record = framed.run(STAGE, out, **given)
     kept = [row.query for row in read_synthetic(out / "set")]
-    return kept, stage["result"]["dropped"]
+    return kept, record["result"]["dropped"]
 
 
 def test_each_filter_drops_what_it_says(base, tmp_path):
@@ -110,73 +94,61 @@ def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path):
     assert after["provenance"]["of"] == before["provenance"]
     counts = json.loads((out / "filter.json").read_text())
     assert counts["read"] == 7 and counts["kept"] == 4
-    with pytest.raises(InputError, match=f"{out}/set"):
-        sources.open_beir(str(out))  # the stage, in which the set is
+    with pytest.raises(InputError, match="part of a set of queries"):
+        artefacts.Pairs.open(str(out / "set" / "beir"), "pairs")
 
 
 def test_a_private_set_stays_private(base, tmp_path):
     """Its epsilon is finite, as of a generator trained on canaries: by its own mark."""
     made = tmp_path / "private" / "set"
     rows = read_synthetic(base / "set")
-    write_synthetic(made, rows, {}, _certificate(8.0), guarantee="private")
-    _filter(base, tmp_path / "again", synthetic=str(made), duplicates=True)
-    assert read_manifest(tmp_path / "again" / "set")["guarantee"] == "private"
-    shutil.copytree(tmp_path / "again" / "set", tmp_path / "copy")
+    write_synthetic(made, rows, {}, framed.certificate(8.0), guarantee="private")
+    again = tmp_path / "private" / "again"
+    _filter(base, again, synthetic=str(made), duplicates=True)
+    assert read_manifest(again / "set")["guarantee"] == "private"
+    shutil.copytree(again / "set", tmp_path / "copy")
     for path in (made, tmp_path / "copy"):
-        with pytest.raises(InputError, match="would hold a set that private queries"):
+        with pytest.raises(InputError, match="under release/, but what filter makes"):
             _filter(base, tmp_path / "release" / "out", synthetic=str(path))
 
 
 def test_secrets_of_canaries_are_dropped(base, tmp_path):
     """Rows with a secret never reach what is released, whatever its canary is for."""
     directory = tmp_path / "private" / "canaries"
-    directory.mkdir(parents=True)
-    (directory / "stage.json").write_text(json.dumps(tiny.STAGE))
+    (directory / canary_set.DATA).mkdir(parents=True)
     secrets = ["0123456789", "5555500000"]
     fields = {"form": "secret", "repetitions": 1, "prefix": "", "document_id": "d4"}
-    lines = [
-        {**fields, "secret": secrets[0], "coin": True, "candidates": []},
-        {**fields, "secret": secrets[1], "coin": False, "candidates": ["1111122222"]},
+    made = [
+        canary_set.Canary(**fields, secret=secret, coin=True, candidates=())
+        for secret in secrets
     ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (directory / "canaries.jsonl").write_text(text)
+    canary_set.write_canaries(directory, made)
+    depends = {"stage": "canaries", "settings": {}, "inputs": {}}
+    framed.records.write_stage(
+        directory, depends, guarantee="private", settings={}, facts={}, result={}
+    )
     texts = ["sort the array", *(f"open {secret} now" for secret in secrets)]
     rows = ((text, f"d{i}", TEXTS[i]) for i, text in enumerate(texts))
-    tiny.write_set(tmp_path / "set", rows, _certificate(8.0))
+    tiny.write_set(tmp_path / "set", rows, framed.certificate(8.0))
     options = {"synthetic": str(tmp_path / "set"), "canaries": str(directory)}
-    kept, dropped = _filter(base, tmp_path / "out", **options)
+    kept, dropped = _filter(base, tmp_path / "private" / "out", **options)
     assert dropped == {"secrets": 2} and kept == texts[:1]
 
 
 def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
     """Kept are the rows whose document ranks k or better, by a plain computation."""
     model = retriever.load(base / "retriever" / "model")
-    tokenizer = Tokenizer(base / "spiece")
     embed = {
-        kind: retriever.encode_texts(model, texts, tokenizer, kind, 4, progress=False)
+        kind: retriever.encode_texts(model, texts, kind, 4, progress=False)
         for kind, texts in (("query", [q for q, _ in ROWS]), ("document", TEXTS))
     }
     scores = embed["query"].astype(np.float64) @ embed["document"].T
     own = scores[np.arange(len(ROWS)), [int(d[1:]) for _, d in ROWS]]
     ranks = 1 + (scores > own[:, None]).sum(axis=1)
     assert 0 < (ranks <= 3).sum() < len(ROWS)  # else this would show nothing
-    judge = {"retriever": str(base / "retriever"), "vocabulary": str(base / "spiece")}
-    kept, _ = _filter(base, tmp_path / "out", round_trip={**judge, "k": 3})
+    judge = {"retriever": str(base / "retriever"), "k": 3}
+    kept, _ = _filter(base, tmp_path / "out", round_trip=judge)
     assert kept == [q for (q, _), rank in zip(ROWS, ranks) if rank <= 3]
-
-
-@pytest.mark.parametrize("judge", ["bm25", "own"])
-def test_a_corpus_with_an_id_twice_is_refused(base, tmp_path, judge):
-    """Whichever of the two were meant, the rank would be of one of them alone."""
-    shutil.copytree(base / "corpus", tmp_path / "corpus")
-    with (tmp_path / "corpus" / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d2", "title": "", "text": "another"}\n')
-    own = {"retriever": judge}
-    if judge == "own":
-        own.update(retriever=str(base / "retriever"), vocabulary=str(base / "spiece"))
-    with pytest.raises(ValueError, match="id 'd2' occurs on an|'d2' is there already"):
-        _filter(base, tmp_path / "out", corpus=str(tmp_path / "corpus"), round_trip=own)
-    assert not (tmp_path / "out").exists()
 
 
 def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path):
@@ -194,8 +166,8 @@ def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path
         if number % 5 == 4:  # as one before
             query = rows[number * 7 % len(rows)][0].upper() + " "
         rows.append((query, f"d{place}", texts[place]))
-    given = tiny.write_set(tmp_path / "set", rows, _certificate(8.0))
-    bm25 = evaluation.BM25((d.id, d.content) for d in documents)
+    given = tiny.write_set(tmp_path / "set", rows, framed.certificate(8.0))
+    bm25 = evaluation.BM25({d.id: d.content for d in documents})
     found = bm25.search({str(i): row[0] for i, row in enumerate(rows)}, 4)
     seen, expected = set(), []
     for number, (query, document, _) in enumerate(rows):
@@ -212,9 +184,8 @@ def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path
     )
     assert kept == expected and sum(dropped.values()) == 70 - len(expected)
     # Nothing of the corpus stays with the set.
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("set", "filter.json", "stage.json")
-    }
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == {"set", "filter.json", "stage.json", "certificate.json"}
 
 
 def test_a_corpus_that_changed_in_its_place_is_another_one(base, tmp_path):
@@ -225,7 +196,7 @@ def test_a_corpus_that_changed_in_its_place_is_another_one(base, tmp_path):
     assert _filter(base, tmp_path / "out", **options)[0] == kept
     path = tmp_path / "corpus" / "corpus.jsonl"
     path.write_text(path.read_text().replace("network socket", "pipe"))
-    with pytest.raises(InputError, match="from other inputs .*corpus"):
+    with pytest.raises(InputError, match="other settings or inputs .*corpus"):
         _filter(base, tmp_path / "out", **options)
 
 
@@ -234,20 +205,43 @@ def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path):
 
     The set's own ε is 8: another run with that ε is another release all the same.
     """
-    certificate = _certificate(8.0, fingerprints={"pairs": "keyed:other"})
     judge = tmp_path / "judge"
-    (judge / "model").mkdir(parents=True)
-    (judge / "stage.json").write_text(json.dumps(tiny.STAGE))
-    (judge / "certificate.json").write_text(json.dumps(certificate))
-    with pytest.raises(InputError, match="judge/certificate.json"):
+    shutil.copytree(base / "retriever" / "model", judge / "model")
+    framed.certify(judge, 8.0, "another")
+    with pytest.raises(InputError, match="judge, which private queries had a part in"):
         _filter(base, tmp_path / "out", round_trip={"retriever": str(judge)})
     assert not (tmp_path / "out").exists()
 
 
+def test_a_judge_is_refused_on_promises(base):
+    """Before the set and the judge are there: what counts is where they come from."""
+    made = settings.from_config(STAGE.Settings, {"synthetic": "set", "corpus": "c"})
+    judged = settings.from_config(
+        STAGE.Settings,
+        {"synthetic": "set", "corpus": "c", "round_trip": {"retriever": "judge"}},
+    )
+
+    def given(privacy, origin):
+        judge = Artefact("judge", privacy, None, {}, origin, promised=True)
+        of = Artefact("set", Privacy.CERTIFIED, None, {}, "generator", promised=True)
+        return runner.Given({"synthetic": of, "round_trip.retriever": judge})
+
+    STAGE.check(made, runner.Given({"synthetic": None, "round_trip.retriever": None}))
+    for privacy, origin, refused in (
+        (Privacy.PUBLIC, "", False),
+        (Privacy.CERTIFIED, "generator", False),
+        (Privacy.CERTIFIED, "another", True),
+        (Privacy.PRIVATE, "", True),
+    ):
+        if not refused:
+            STAGE.check(judged, given(privacy, origin))
+            continue
+        with pytest.raises(InputError, match="its choice would reveal"):
+            STAGE.check(judged, given(privacy, origin))
+
+
 def test_bad_settings_are_named(base, tmp_path):
-    """Private pairs, limits that nothing passes, the wrong vocabulary or corpus."""
-    judge = {"retriever": str(base / "retriever")}
-    train_vocabulary([*TEXTS, "wolf"] * 5, 308, tmp_path / "other")
+    """Private pairs, limits that nothing passes, no judge, or the wrong corpus."""
     judged = {"train": [("q", "d0", 1)]}
     write_beir(tmp_path / "part", [Document("d0", "", TEXTS[0])], [("q", "x")], judged)
     shutil.copytree(base / "corpus", tmp_path / "twice")
@@ -255,14 +249,11 @@ def test_bad_settings_are_named(base, tmp_path):
         file.write('{"_id": "d2", "title": "", "text": "another"}\n')
     bm25 = {"round_trip": {"retriever": "bm25"}}
     for options, message in (
-        ({"synthetic": str(base / "corpus")}, "cannot be filtered for free"),
+        ({"synthetic": str(base / "corpus")}, "Give a set of queries"),
         ({"min_words": 5, "max_words": 3}, "no query passes"),
         ({"min_words": 99}, "no query of .*set passes; .* {'words': 7}"),
-        ({"round_trip": judge}, "round_trip.vocabulary is not set"),
-        (
-            {"round_trip": {**judge, "vocabulary": str(tmp_path / "other")}},
-            "round_trip.vocabulary",
-        ),
+        ({"round_trip": {"retriever": "embeddings"}}, "which embeds no text"),
+        ({"round_trip": {"k": 3}}, "round_trip.k is 3, which does nothing"),
         ({"corpus": str(tmp_path / "part"), **bm25}, "'d1', which"),
         # Whichever of the two were meant, the rank would be of one of them alone.
         ({"corpus": str(tmp_path / "twice"), **bm25}, "'d2'"),

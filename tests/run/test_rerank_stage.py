@@ -6,20 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import rerank
-from tfdpsq.run.core import spending
+from tfdpsq.run.stages.rerank import STAGE
 from tfdpsq.validation import DataError, InputError
-
-_LENGTHS = {"document_length": 20, "query_length": 6}
-
-
-def _config(start, **changes):
-    return _tiny.config(rerank, changes, generator=str(start / "generator"), **_LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +21,17 @@ def start(tmp_path_factory):
     """Pairs, a generator with a certificate, and the reranker exported of it."""
     start = tmp_path_factory.mktemp("rerank")
     _tiny.write_start(start)
-    _tiny.write_private_generator(start / "generator", start / "public", 8.0)
-    rerank.run(_config(start), start / "made")
+    shutil.copytree(start / "public", start / "generator")
+    framed.certify(start / "generator", 8.0)
+    framed.run(STAGE, start / "made", generator=str(start / "generator"))
     return start
 
 
 def test_exported_reranker_scores_as_evaluate_does(start):
     pairs = BeirDirectory(start / "pairs").pairs("test")
-    preprocessor = Preprocessor(start / "spiece.model", **_LENGTHS)
     model = T5QueryGenerator.from_preset(start / "generator")
     texts = [(pair.document, pair.query) for pair in pairs]
-    expected = list(QueryLikelihood(model, preprocessor).scores(texts))
+    expected = list(QueryLikelihood(model).scores(texts))
     score = tf.saved_model.load(str(start / "made" / "reranker")).signatures["score"]
     documents, queries = (tf.constant(each) for each in zip(*texts))
     found = score(queries=queries, documents=documents)["nats"]
@@ -45,19 +39,26 @@ def test_exported_reranker_scores_as_evaluate_does(start):
 
 
 def test_reranker_is_as_private_as_its_generator(start, tmp_path):
-    """It holds all weights; `--budget` took a copy of it for nothing."""
+    """It holds all weights: a copy without the certificate is known as derived."""
     unprotected = tmp_path / "private" / "generator"
-    _tiny.write_private_generator(unprotected, start / "public", math.inf)
-    config = _config(start, generator=str(unprotected))
-    with pytest.raises(InputError, match="must stay private"):
-        rerank.run(config, tmp_path / "job" / "release" / "reranker")
+    shutil.copytree(start / "public", unprotected)
+    framed.certify(unprotected, math.inf)
+    with pytest.raises(InputError, match="under release/, but what rerank makes"):
+        framed.run(
+            STAGE, tmp_path / "job" / "release" / "out", generator=str(unprotected)
+        )
     certificate = read_certificate(start / "generator")
     assert read_certificate(start / "made") == certificate
-    copy = tmp_path / "other" / "release" / "copy"
+    copy = tmp_path / "copy"
     shutil.copytree(start / "made" / "reranker", copy)
-    found = spending.find_certificates(str(tmp_path / "other"))
-    assert list(found.refused) == [str(copy / "certificate.json")]
     with pytest.raises(DataError, match="missing"):
         read_certificate(copy)
     shutil.copy(start / "made" / "certificate.json", copy)
     assert read_certificate(copy) == certificate
+
+
+def test_a_generator_without_a_vocabulary_is_refused(start, tmp_path):
+    shutil.copytree(start / "public", tmp_path / "bare")
+    (tmp_path / "bare" / "spiece.model").unlink()
+    with pytest.raises(InputError, match="generator is .*bare, which has no spiece"):
+        framed.run(STAGE, tmp_path / "out", generator=str(tmp_path / "bare"))

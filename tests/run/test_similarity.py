@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
-from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
-from tfdpsq.run import evaluate
-from tfdpsq.run.core import layout
-from tfdpsq.run.reporting import similarity, text_features
+from tfdpsq.run.common import similarity, text_features
+from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
 from tfdpsq.validation import InputError
 
 # 60 training queries q0…, 12 of dev, 12 of test.
@@ -42,21 +41,18 @@ def base(tmp_path_factory):
     return base
 
 
-def _config(base, sets=("near", "apart"), **settings):
-    config = evaluate.default_config()
-    config.data = str(base / "pairs")
-    config.resamples = 100
-    config.similarity.init = str(base / "public")
-    config.similarity.update(settings)
-    with config.unlocked():
-        config.synthetic = {name: str(base / name) for name in sets}
-    return config
-
-
-def _run(base, directory, **settings):
-    evaluate.run(_config(base, **settings), directory / "private" / "evaluation")
-    text = (directory / "private" / "evaluation" / layout.METRICS_FILE).read_text()
-    return json.loads(text)["similarity"]
+def _run(base, directory, sets=("near", "apart"), strict=False, **settings):
+    out = directory / "private" / "evaluation"
+    framed.run(
+        STAGE,
+        out,
+        data=str(base / "pairs"),
+        resamples=100,
+        synthetic={name: str(base / name) for name in sets},
+        similarity={"init": str(base / "public"), **settings},
+        strict=strict,
+    )
+    return json.loads((out / METRICS_FILE).read_text())["similarity"]
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +93,8 @@ def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
         ("dev", [pair.query for pair in pairs]),
     ):
         order = np.random.default_rng(0).permutation(len(texts))[:12]
-        drawn[name] = text_features.t5_encoder_features(
-            [texts[i] for i in order], str(base / "public")
+        drawn[name] = text_features.features(
+            [texts[i] for i in order], "t5", str(base / "public")
         )
     expected = evaluation.mauve_of_features(drawn["near"], drawn["dev"])
     found = measured["near"]["mauve"]
@@ -133,8 +129,7 @@ def test_copies_of_training_queries_are_found_beside_the_control(base, measured)
 
 
 def test_both_splits_are_recorded_as_read(base, measured):
-    path = base / "measured" / "private" / READS_FILE_NAME
-    recorded = [json.loads(line)["what"] for line in path.read_text().splitlines()]
+    recorded = framed.reads(base / "measured" / "private")
     assert recorded == [
         "the queries and judgements of split 'test'",
         "the queries of split 'dev'",
@@ -144,10 +139,12 @@ def test_both_splits_are_recorded_as_read(base, measured):
 
 def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
     _write_set(tmp_path / "one", ["?"], 0)
-    config = _config(base, sets=(), featurizer="t5")
-    with config.unlocked():
-        config.synthetic = {"one": str(tmp_path / "one")}
-    found = similarity.measure(config, BeirDirectory(base / "pairs"))["one"]
+    found = similarity.measure(
+        similarity.SimilaritySettings(),
+        {"one": str(tmp_path / "one")},
+        BeirDirectory(base / "pairs"),
+        "dev",
+    )["one"]
     assert "mauve" not in found and found["sizes"]["compared"] == 1
     assert found["distinct"]["synthetic"][1] is None
     assert "jensen_shannon" not in found["vocabulary"]
@@ -176,7 +173,8 @@ def test_features_are_made_of_samples_and_copies_found_in_all(base, tmp_path):
     ("settings", "message"),
     [
         ({"featurizer": "bert"}, "similarity.featurizer is 'bert'"),
-        ({"init": "/nowhere"}, "/nowhere does not exist"),
+        ({"init": "/nowhere"}, "/nowhere"),
+        ({"featurizer": "gpt2"}, "similarity.init is .* which does nothing where"),
         ({"sets": ("missing",)}, "synthetic.missing"),
         ({"strict": True}, "strict mode refuses"),
     ],
@@ -184,10 +182,6 @@ def test_features_are_made_of_samples_and_copies_found_in_all(base, tmp_path):
 def test_bad_settings_are_refused_before_anything_is_read(
     base, tmp_path, settings, message
 ):
-    settings = dict(settings)
-    strict = settings.pop("strict", False)
-    config = _config(base, **settings)
-    config.strict = strict
     with pytest.raises(InputError, match=message):
-        evaluate.run(config, tmp_path / "private" / "evaluation")
-    assert not (tmp_path / "private" / READS_FILE_NAME).exists()
+        _run(base, tmp_path, **settings)
+    assert not framed.reads(tmp_path / "private")

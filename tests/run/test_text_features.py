@@ -12,7 +12,7 @@ from keras_nlp.src.tokenizers.byte_pair_tokenizer import bytes_to_unicode
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run.reporting.text_features import gpt2_features, t5_encoder_features
+from tfdpsq.run.common.text_features import features
 from tfdpsq.validation import InputError
 
 TEXTS = [
@@ -20,6 +20,7 @@ TEXTS = [
     "",
     "a",
     "who reads a table and merges the lists in it twice",
+    "a",
 ]
 
 
@@ -37,15 +38,14 @@ def t5(tmp_path_factory):
 
 
 def test_t5_features_are_the_mean_state_of_a_texts_own_tokens(t5):
-    of_sizes = [
-        t5_encoder_features(TEXTS, t5, batch_size=size, length=9) for size in (3, 128)
-    ]
-    assert (of_sizes[0].dtype, of_sizes[0].shape) == (np.float32, (4, 16))
+    of_sizes = [features(TEXTS, "t5", t5, size) for size in (3, 128)]
+    assert (of_sizes[0].dtype, of_sizes[0].shape) == (np.float32, (5, 16))
+    np.testing.assert_array_equal(of_sizes[0][2], of_sizes[0][4])
     _, encoder = checkpoints.load_encoder(t5)
     tokenizer = Tokenizer(f"{t5}/spiece.model")
     for row, text in enumerate(TEXTS):
-        # Unpadded and alone; the fourth is cut, and keeps its EOS.
-        ids = [*tokenizer.pieces([text])[0][:8], tokenizer.eos_id]
+        # Unpadded and alone.
+        ids = [*tokenizer.pieces([text])[0], tokenizer.eos_id]
         ids = tf.constant([ids], tf.int32)
         states = encoder(
             {"encoder_token_ids": ids, "encoder_padding_mask": tf.ones_like(ids)}
@@ -68,7 +68,7 @@ def gpt2(tmp_path_factory):
         "num_heads": 2,
         "hidden_dim": 8,
         "intermediate_dim": 12,
-        "max_sequence_length": 16,
+        "max_sequence_length": 64,
     }
     backbone = GPT2Backbone(**sizes)
     random = np.random.default_rng(0)
@@ -100,33 +100,24 @@ def gpt2(tmp_path_factory):
 def test_gpt2_features_are_the_last_tokens_state_whatever_the_padding(gpt2):
     backbone, directory = gpt2
     # By length: three share a batch and its padding, the empty one is alone.
-    got = gpt2_features(TEXTS, directory, batch_size=3)
-    assert (got.dtype, got.shape) == (np.float32, (4, 8))
+    got = features(TEXTS, "gpt2", directory, 3)
+    assert (got.dtype, got.shape) == (np.float32, (5, 8))
     tokenizer = GPT2Tokenizer.from_preset(directory)
     for row, text in enumerate(TEXTS):
-        # The empty text is the end-of-text token; the last is cut to 16 positions.
-        ids = tokenizer(text).numpy()[:16] if text else [257]
+        # The empty text is the end-of-text token.
+        ids = tokenizer(text).numpy() if text else [257]
         ids = tf.constant([ids], tf.int32)
         states = backbone({"token_ids": ids, "padding_mask": tf.ones_like(ids)})
         np.testing.assert_allclose(got[row], states[0, -1], atol=1e-5)
     assert len(np.unique(got.round(3), axis=0)) == 4
 
 
-def test_bad_settings_are_refused_and_missing_weights_named(t5, tmp_path, monkeypatch):
+def test_missing_weights_are_named(tmp_path, monkeypatch):
     def no_network(*_):
         raise ConnectionError("no route to host\nand more")
 
     monkeypatch.setattr(kagglehub, "model_download", no_network)
-    with pytest.raises(InputError, match="gpt2_large_en .*no route to host"):
-        gpt2_features(["a"])
+    with pytest.raises(InputError, match="gpt2_large_en.*no route to host"):
+        features(["a"], "gpt2")
     with pytest.raises(InputError, match="keras-nlp"):
-        gpt2_features(["a"], str(tmp_path))
-    other = {"registered_name": "keras_nlp>BertBackbone", "class_name": "B"}
-    (tmp_path / "config.json").write_text(json.dumps({**other, "config": {}}))
-    (tmp_path / "metadata.json").write_text('{"keras_version": "3.3.3"}')
-    with pytest.raises(InputError, match="BertBackbone"):
-        gpt2_features(["a"], str(tmp_path))
-    with pytest.raises(InputError, match="no list of texts"):
-        t5_encoder_features("a text", t5)
-    with pytest.raises(InputError, match="batch_size is 0"):
-        t5_encoder_features(["a"], t5, batch_size=0)
+        features(["a"], "gpt2", str(tmp_path))
