@@ -322,6 +322,9 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
     assert set(runs["one"]) == set(runs["words"]) <= set(beir.qrels("test"))
 
 
+_BASE = {"rerank": {"base": "words"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -334,7 +337,11 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
         ({"k": 5}, "k is 5; it must be an integer at least 10"),
         ({"split": "tets"}, "tets.tsv"),
         ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s"),
-        ({"rerankers": {"a": "{base}/pairs"}}, "rerank.base is 'bm25'"),
+        ({"rerankers": {"a": "{base}/pairs"}}, "rerank.base names 'bm25'"),
+        (
+            {"rerankers": {"qrels": "t5_tiny_pydocs"}, **_BASE},
+            "'qrels' names a system, a rer",
+        ),
         ({"strict": True}, "strict mode refuses"),
     ],
 )

@@ -8,7 +8,7 @@ queries are refused for it: a weight is a function of all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,6 @@ class FusionSettings(settings.Settings):
     weights: dict = setting({}, of=Rule(ge=0.0, le=1.0), when={"fit": ("",)})
     fit: str = path(SyntheticSet, "", when="base", help="to fit each weight on")
     fit_queries: int = setting(500, ge=2, when="fit")
-
-    def check(self, systems: Sequence[str]) -> None:
-        """Refuses names that are none of the systems."""
-        if self.base and self.base not in systems:
-            raise InputError(
-                f"fusion.base is {self.base!r}; systems are {', '.join(systems)}."
-            )
-        for name in self.weights:
-            if name not in systems or name == self.base:
-                raise InputError(
-                    f"fusion.weights names {name!r}, which is not fused with the base."
-                )
 
 
 class FitSet:

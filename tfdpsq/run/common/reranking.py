@@ -17,7 +17,7 @@ these seem worse on them than they are; without a baseline, for each reranker.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from tqdm import tqdm
 
@@ -52,26 +52,6 @@ class RerankSettings(settings.Settings):
         "", help="the reranker that others are compared with, such as the public T5"
     )
     batch_size: int = setting(64, ge=1, speed=True)
-
-    def check(self, systems: Sequence[str], rerankers: Sequence[str], k: int) -> None:
-        """Refuses names that are not there, and a depth that no query reaches."""
-        for name in rerankers:
-            if name in systems:
-                raise InputError(f"rerankers.{name} has the name of a system.")
-        if self.base not in systems:
-            raise InputError(
-                f"rerank.base is {self.base!r}; systems are {', '.join(systems)}."
-            )
-        if self.baseline and self.baseline not in rerankers:
-            raise InputError(
-                f"rerank.baseline is {self.baseline!r}; rerankers are "
-                f"{', '.join(rerankers)}."
-            )
-        if self.depth > k:
-            raise InputError(
-                f"rerank.depth is {self.depth}, but only {k} documents are found for a "
-                "query. Raise k, or lower rerank.depth."
-            )
 
 
 def require_scorer(setting: str, generator: Artefact) -> None:

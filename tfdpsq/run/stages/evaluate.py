@@ -130,26 +130,13 @@ class Evaluate(runner.ShardedStage):
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses names and inputs that do not fit each other."""
-        names = sorted(s.systems)
         if not s.systems and not s.synthetic:
             raise InputError("systems and synthetic are empty: nothing to evaluate.")
-        for place, name in (
-            ("baseline", s.baseline),
-            *((f"baselines.{of}", name) for of, name in s.baselines.items()),
-            *(("baselines", of) for of in s.baselines),
-            *(("indexes", of) for of in s.indexes),
-            *(("query_embeddings", of) for of in s.query_embeddings),
-        ):
-            if name and name not in names:
-                raise InputError(
-                    f"{place} names {name!r}; systems are {', '.join(names)}."
-                )
-        for name in (*names, *s.rerankers, *s.sets):
-            if [name] != name.split() or name != pathlib.PurePath(name).name:
-                raise InputError(
-                    f"{name!r} names a system or a set, and so a file. Choose a name "
-                    "without white space and slashes."
-                )
+        if not s.sets and not given["data"].raw:
+            raise InputError(
+                f"data is {s.data}, a set of queries. Give a BEIR directory."
+            )
+        self._check_names(s)
         for name, system in given["systems"].items():
             if name not in s.query_embeddings:
                 search.require_retriever(f"systems.{name}", system)
@@ -158,29 +145,52 @@ class Evaluate(runner.ShardedStage):
                     f"query_embeddings names {name!r}. Give indexes.{name}, too, and "
                     f"as the system {EMBEDDINGS!r} or what train_adapter wrote."
                 )
-        if not s.sets and not given["data"].raw:
-            raise InputError(
-                f"data is {s.data}, a set of queries. Give a BEIR directory."
-            )
-        s.fusion.check(names)
-        if s.rerankers:
-            s.rerank.check(names, sorted(s.rerankers), s.k)
         for name, generator in given["rerankers"].items():
             reranking.require_scorer(f"rerankers.{name}", generator)
-        for fit in ("fusion.fit", "rerank.fit"):
-            require_protected(fit, given.get(fit))
-        self._require_fits(s, given)
-
-    def _require_fits(self, s: Settings, given: Given) -> None:
-        """Refuses queries to fit weights on that have no embeddings, or no corpus."""
-        fitted = {"fusion": bool(s.query_embeddings)}
-        fitted["rerank"] = s.rerank.base in s.query_embeddings
-        for name, lacks in fitted.items():
-            if given.get(f"{name}.fit") is not None and (lacks or s.sets):
+        if s.rerankers and s.rerank.depth > s.k:
+            raise InputError(
+                f"rerank.depth is {s.rerank.depth}, but k is {s.k}. Raise k."
+            )
+        for name, lacks in (
+            ("fusion", bool(s.query_embeddings)),
+            ("rerank", s.rerank.base in s.query_embeddings),
+        ):
+            fit = given.get(f"{name}.fit")
+            require_protected(f"{name}.fit", fit)
+            if fit is not None and (lacks or s.sets):
                 lacking = "query_embeddings" if lacks else "sets"
                 raise InputError(
                     f"{name}.fit is set, and so is {lacking}, which has nothing for "
                     f"its queries. Set {name}.weight instead."
+                )
+
+    def _check_names(self, s: Settings) -> None:
+        """Refuses names that nothing has, and those that are no names of files."""
+        for place, names in (
+            ("baseline", [s.baseline]),
+            ("baselines", [*s.baselines, *s.baselines.values()]),
+            ("indexes", s.indexes),
+            ("query_embeddings", s.query_embeddings),
+            ("fusion.base", [s.fusion.base]),
+            ("fusion.weights", s.fusion.weights),
+            ("rerank.base", [s.rerank.base] if s.rerankers else []),
+        ):
+            unknown = [name for name in names if name and name not in s.systems]
+            if unknown:
+                known = ", ".join(sorted(s.systems))
+                raise InputError(f"{place} names {unknown[0]!r}; systems are {known}.")
+        if s.rerank.baseline and s.rerank.baseline not in s.rerankers:
+            known = ", ".join(sorted(s.rerankers))
+            raise InputError(
+                f"rerank.baseline is {s.rerank.baseline!r}; rerankers are {known}."
+            )
+        names = [*s.systems, *s.rerankers, *s.sets, "qrels"]
+        for name in names:
+            word = [name] == name.split() and name == pathlib.PurePath(name).name
+            if not word or names.count(name) > 1:
+                raise InputError(
+                    f"{name!r} names a system, a reranker or a set, and so a file. "
+                    "Choose another name, without white space and slashes."
                 )
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
