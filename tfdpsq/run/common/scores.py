@@ -1,4 +1,4 @@
-"""Numbers of systems on test sets: means with intervals, and comparisons."""
+"""Numbers of systems on test sets, for `evaluate`: means, intervals, comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import evaluation
+from tfdpsq.evaluation.measures import warn_of_identical_ids
+from tfdpsq.run.common import reranking, search
 from tfdpsq.run.common.benchmark_sets import METRICS, Part
+from tfdpsq.run.common.fusion import FitSet, fused
+from tfdpsq.run.frame.runner import Context
+
+QRELS_FILE = "qrels.trec"
 
 Results = Mapping[str, evaluation.RankingResult]
 
@@ -35,6 +41,74 @@ class Measured:
     fused: dict[str, evaluation.RankingResult] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     weights: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def measure(
+    c: Context,
+    test: Part,
+    queries: Mapping[str, str],
+    fits: tuple[FitSet, FitSet],
+    paths: Sequence[str],
+    notes: dict[str, Any],
+) -> Measured:
+    """Measures systems, fusions and rerankers on one corpus; writes TREC files.
+
+    Args:
+      c: of `evaluate`.
+      test: the corpus and its queries.
+      queries: {query id: text}, with those to fit weights on.
+      fits: the queries that fusion and reranking fit a weight on.
+      paths: results of the systems by shards, see `search.merged`.
+      notes: what their scores depend on.
+    """
+    s, beir, (fusing, fitting) = c.settings, test.beir(), fits
+    qrels, more = beir.qrels(test.split), test.ignore_identical_ids
+    out = c.out / "runs" / test.name
+    out.mkdir(parents=True)
+    evaluation.write_trec_qrels((out if test.name else c.out) / QRELS_FILE, qrels)
+    found = Measured(test, len(qrels), settings=notes)
+
+    def run_of(name: str) -> search.Run:
+        run = search.merged(paths, name, list(queries), s.k + more)
+        return _without_self(run, qrels, s.k) if more else run
+
+    def add(name: str, run: search.Run) -> None:
+        run = {query: hits for query, hits in run.items() if query in qrels}
+        evaluation.write_trec_run(out / f"{name}.trec", run, name)
+        found.systems[name] = evaluation.evaluate_run(qrels, run, METRICS, more)
+
+    base = run_of(s.fusion.base) if s.fusion.base else {}
+    for name in s.systems:
+        run = run_of(name)
+        add(name, run)
+        if s.fusion.base not in ("", name):
+            run, found.weights[name] = fused(s.fusion, fusing, name, base, run, s.k)
+            run = {query: hits for query, hits in run.items() if query in qrels}
+            found.fused[name] = evaluation.evaluate_run(qrels, run, METRICS)
+    if s.rerankers:
+        base = run_of(s.rerank.base)
+        base = {q: base[q] for q in (*qrels, *fitting.queries) if q in base}
+        generators = {name: one.path for name, one in c.given["rerankers"].items()}
+        for name, run, note in reranking.reranked(
+            s.rerank, generators, fitting, base, queries, beir, c.scope
+        ):
+            add(name, run)
+            notes[name] = note
+    return found
+
+
+def _without_self(run: search.Run, qrels: Mapping[str, Any], k: int) -> search.Run:
+    """Returns the best `k` documents of each query, without that of its own id.
+
+    They go before anything else is made of a run: in a fusion they would set the scale
+    of all other scores, and in reranking take a place.
+    """
+    warn_of_identical_ids(qrels, run, ignored=True)
+    others = {
+        query: {name: score for name, score in hits.items() if name != query}
+        for query, hits in run.items()
+    }
+    return {q: dict(evaluation.ranked(hits)[:k]) for q, hits in others.items()}
 
 
 def summary(

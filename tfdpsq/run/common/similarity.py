@@ -82,6 +82,8 @@ def measure(
       {set: JSON values}, see the module; without "mauve" where there is no featurizer
       or fewer than two texts on a side.
     """
+    if not sets:
+        return {}
     references: dict[str, list[str]] = {}
     held: dict[str, str] = {}
     for pair in beir.all_pairs(split):

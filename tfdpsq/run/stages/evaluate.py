@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdpsq import evaluation, retriever
+from tfdpsq import retriever
 from tfdpsq.data.io import write_json
-from tfdpsq.evaluation.measures import warn_of_identical_ids
 from tfdpsq.retriever.index import KINDS, TREE, require_tree
 from tfdpsq.run.common import reranking, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
@@ -37,12 +36,10 @@ from tfdpsq.run.common.embeddings import (
 from tfdpsq.run.common.fusion import (
     FitSet,
     FusionSettings,
-    fused,
     require_protected,
     without_fits,
 )
 from tfdpsq.run.common.reranking import RerankSettings
-from tfdpsq.run.common.scores import Measured
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
 from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
@@ -52,7 +49,7 @@ from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
-METRICS_FILE, QRELS_FILE, RUNS = "metrics.json", "qrels.trec", "runs"
+METRICS_FILE = "metrics.json"
 _EXTENSION = "npz"
 _OWN = {"sets": ({},)}  # acts on the pairs' own split
 
@@ -226,11 +223,10 @@ class Evaluate(runner.ShardedStage):
         tests = _tests(s, c.given)
         corpora, pieces = [], []
         for number, test in enumerate(tests):
-            splits = {test.split: None}
+            splits = [test.split]
             if s.synthetic:
-                splits.update({s.similarity_split: None})
-                splits.update({s.similarity.training_split: None})
-            counts = test.beir().validate(tuple(splits))
+                splits += [s.similarity_split, s.similarity.training_split]
+            counts = test.beir().validate(tuple(dict.fromkeys(splits)))
             if s.index == TREE and set(s.systems.values()) != {BM25}:
                 require_tree("index", counts.documents)
             cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
@@ -280,7 +276,9 @@ class Evaluate(runner.ShardedStage):
             paths = [made.path(at, _EXTENSION) for at in own]
             marks = (made.mark(at) or {} for at in own)
             notes = {n: note for one in marks for n, note in one["result"].items()}
-            found.append(_measured(c, test, paths, notes))
+            found.append(
+                scores.measure(c, test, _queries(c, test), _fits(c), paths, notes)
+            )
         against = {name: s.baseline for name in s.systems}
         against.update(s.baselines)
         against.update(dict.fromkeys(s.rerankers, s.rerank.baseline))
@@ -367,67 +365,6 @@ def _search_whole(
         test.name, queries, k, beir.documents, s.index, stored
     ):
         yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
-
-
-def _measured(
-    c: Context, test: Part, paths: list[str], notes: dict[str, Any]
-) -> Measured:
-    """Measures all systems on one corpus, from its shards; writes TREC files."""
-    s, beir, queries = c.settings, test.beir(), _queries(c, test)
-    qrels, (fusing, fitting) = beir.qrels(test.split), _fits(c)
-    out = c.out / RUNS / test.name
-    out.mkdir(parents=True)
-    place = out if test.name else c.out
-    evaluation.write_trec_qrels(place / QRELS_FILE, qrels)
-    measured = Measured(test, len(qrels), settings=notes)
-
-    def found_by(name: str) -> Run:
-        k = s.k + test.ignore_identical_ids
-        run = search.merged(paths, name, list(queries), k)
-        return _without_self(run, qrels, s.k) if test.ignore_identical_ids else run
-
-    def judged(run: Run) -> Run:
-        return {query: hits for query, hits in run.items() if query in qrels}
-
-    def add(name: str, run: Run) -> None:
-        evaluation.write_trec_run(out / f"{name}.trec", judged(run), name)
-        measured.systems[name] = evaluation.evaluate_run(
-            qrels, judged(run), METRICS, test.ignore_identical_ids
-        )
-
-    base = found_by(s.fusion.base) if s.fusion.base else {}
-    for name in s.systems:
-        run = found_by(name)
-        add(name, run)
-        if s.fusion.base not in ("", name):
-            both, weights = fused(s.fusion, fusing, name, base, run, s.k)
-            measured.fused[name] = evaluation.evaluate_run(qrels, judged(both), METRICS)
-            measured.weights[name] = weights
-    if s.rerankers:
-        rerankers = {name: one.path for name, one in c.given["rerankers"].items()}
-        base = found_by(s.rerank.base)
-        base = {q: base[q] for q in (*qrels, *fitting.queries) if q in base}
-        for name, run, note in reranking.reranked(
-            s.rerank, rerankers, fitting, base, queries, beir, c.scope
-        ):
-            add(name, run)
-            notes[name] = note
-    return measured
-
-
-def _without_self(run: Run, qrels: Mapping[str, Any], k: int) -> Run:
-    """Returns the best `k` documents of each query, without that of its own id.
-
-    They go before anything else is made of a run: in a fusion they would set the scale
-    of all other scores, and in reranking take a place.
-    """
-    warn_of_identical_ids(qrels, run, ignored=True)
-    return {
-        query: dict(
-            evaluation.ranked({n: v for n, v in hits.items() if n != query})[:k]
-        )
-        for query, hits in run.items()
-    }
 
 
 STAGE = Evaluate()
