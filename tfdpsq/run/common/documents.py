@@ -1,0 +1,285 @@
+"""Clusters of public documents, private queries counted by them, and their use.
+
+A document is its counts of hashed words, weighted by how rare each is, in a few dozen
+directions (latent semantic analysis; Deerwester et al. 1990), where k-means puts those
+of one subject or style together. All of it is fitted on documents alone, so that the
+clusters are as public as they are. `histogram` writes noisy counts; `synthesize` writes
+queries by them, as post-processing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import itertools
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpsq.data.io import read_json, sha256_of_file, write_json
+from tfdpsq.data.texts import Document
+from tfdpsq.privacy import read_certificate
+from tfdpsq.validation import DataError, InputError
+
+HISTOGRAM_FILE = "histogram.json"
+CLUSTERS_FILE = "clusters.npz"
+_REMEDY = "Run histogram into another directory, which spends its epsilon again."
+
+# Documents that clusters are fitted on, so that memory does not grow with the corpus.
+_FITTED = 50_000
+_WORDS = 2**15  # hashed: no vocabulary to keep
+_DIRECTIONS = 64
+_BATCH = 1024
+_ARRAYS = ("rarity", "directions", "centres")
+
+
+class DocumentClusters:
+    """Clusters that any document belongs to one of.
+
+    Attributes:
+      rarity: [words] float32, the weight of each hashed word.
+      directions: [directions, words] float32.
+      centres: [clusters, directions] float32.
+      count: number of clusters.
+    """
+
+    def __init__(self, rarity: np.ndarray, directions: np.ndarray, centres: np.ndarray):
+        """Takes what `fit` found or `load` read."""
+        self.rarity, self.directions, self.centres = rarity, directions, centres
+        self.count = len(centres)
+
+    @classmethod
+    def fit(
+        cls, documents: Callable[[], Iterable[Document]], clusters: int, seed: int
+    ) -> DocumentClusters:
+        """Fits clusters on up to 50,000 documents, evenly spread over the corpus.
+
+        Args:
+          documents: gives the public documents, streamed; called twice.
+          clusters: number of clusters.
+          seed: any integer of 32 bits.
+
+        Raises:
+          InputError: fewer documents than clusters.
+        """
+        from sklearn.cluster import MiniBatchKMeans  # a second to import
+        from sklearn.decomposition import TruncatedSVD
+
+        total = sum(1 for _ in documents())
+        if total < clusters:
+            raise InputError(
+                f"clusters is {clusters}, but there are {total} documents. Lower it."
+            )
+        every = -(-total // _FITTED)
+        texts = [each.content for each in itertools.islice(documents(), 0, None, every)]
+        counts = _counts(texts)
+        present = np.asarray((counts > 0).sum(axis=0)).ravel()
+        rarity = np.log((1 + len(texts)) / (1 + present)).astype(np.float32) + 1
+        rows = _weighted(counts, rarity)
+        size = min(_DIRECTIONS, *rows.shape)
+        directions = TruncatedSVD(size, random_state=seed).fit(rows).components_
+        directions = directions.astype(np.float32)
+        k_means = MiniBatchKMeans(clusters, random_state=seed, n_init=3)
+        k_means.fit(_projected(rows, directions))
+        return cls(rarity, directions, k_means.cluster_centers_.astype(np.float32))
+
+    def of(self, contents: Sequence[str]) -> np.ndarray:
+        """Returns the cluster of each document, [documents] int64.
+
+        Args:
+          contents: of the documents, see `Document.content`.
+        """
+        if not len(contents):
+            return np.zeros([0], np.int64)
+        rows = _weighted(_counts(contents), self.rarity)
+        return np.argmin(self.distances(_projected(rows, self.directions)), axis=1)
+
+    def distances(self, places: np.ndarray) -> np.ndarray:
+        """Returns squared distances to the centres, less what is the same for all.
+
+        Not by BLAS, whose rounding of a row depends on the rows around it: a count must
+        not change with a query that is not its own.
+
+        Args:
+          places: [documents, directions].
+
+        Returns:
+          [documents, clusters].
+        """
+        squares = (self.centres**2).sum(axis=1)
+        products = np.einsum("nd,kd->nk", places, self.centres, optimize=False)
+        return squares - 2 * products
+
+    def stream(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
+        """Yields each document with its cluster; reads a bounded number ahead."""
+        documents = iter(documents)
+        while some := list(itertools.islice(documents, _BATCH)):
+            yield from zip(some, self.of([each.content for each in some]).tolist())
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the clusters to a `.npz` file."""
+        archive = io.BytesIO()  # on a full disk, `savez` leaves its file open
+        np.savez(archive, **{name: getattr(self, name) for name in _ARRAYS})
+        pathlib.Path(path).write_bytes(archive.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> DocumentClusters:
+        """Reads what `save` wrote.
+
+        Raises:
+          DataError: the file is damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return cls(*(file[name] for name in _ARRAYS))
+        except Exception as error:  # of zip, of numpy, or of the system
+            raise DataError(
+                path, f"it cannot be read ({error})", "Make the histogram again"
+            ) from error
+
+
+def _counts(texts: Sequence[str]) -> Any:
+    """Returns the counts of hashed words, [texts, words], sparse."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(
+        n_features=_WORDS, alternate_sign=False, norm=None, dtype=np.float32
+    ).transform(texts)
+
+
+def _weighted(counts: Any, rarity: np.ndarray) -> Any:
+    """Returns rows of unit length: logarithms of counts times how rare words are."""
+    from sklearn.preprocessing import normalize
+
+    counts = counts.copy()
+    counts.data = 1 + np.log(counts.data)
+    return normalize(counts.multiply(rarity[None]).tocsr())
+
+
+def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
+    """Returns the rows in these directions, of unit length."""
+    from sklearn.preprocessing import normalize
+
+    return normalize(np.asarray(rows @ directions.T, np.float32))
+
+
+# -- Counts of private queries ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Noisy counts of private queries by the cluster of their document.
+
+    Attributes:
+      clusters: of the documents.
+      documents: of the corpus, by cluster; public.
+      counts: units of private pairs by the cluster of their document, with noise.
+      corpus: fingerprint of the corpus.
+    """
+
+    clusters: DocumentClusters
+    documents: tuple[int, ...]
+    counts: tuple[float, ...]
+    corpus: str
+
+    def save(self, directory: pathlib.Path) -> None:
+        """Writes it into a directory."""
+        self.clusters.save(directory / CLUSTERS_FILE)
+        content = {name: getattr(self, name) for name in ("documents", "counts")}
+        write_json(directory / HISTOGRAM_FILE, {**content, "corpus": self.corpus})
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> Histogram:
+        """Reads what `save` wrote.
+
+        Raises:
+          InputError: the directory holds no histogram.
+          DataError: it is damaged, or another one than its certificate is of.
+        """
+        path = pathlib.Path(directory, HISTOGRAM_FILE)
+        if not path.is_file():
+            raise InputError(
+                f"{directory} holds no {HISTOGRAM_FILE}. Give what histogram wrote."
+            )
+        certificate = read_certificate(directory)
+        stated = (certificate or {}).get("fingerprints", {})
+        if stated.get("histogram") != fingerprint(path.parent):
+            raise DataError(path, "it is not what its certificate is of", _REMEDY)
+        found = read_json(path, _REMEDY)
+        clusters = DocumentClusters.load(path.with_name(CLUSTERS_FILE))
+        counts = tuple(found["documents"]), tuple(found["counts"])
+        return cls(clusters, *counts, found["corpus"])
+
+    def positive_counts(self) -> list[float]:
+        """Returns the counts by cluster; those below 0, or of no document, are 0.
+
+        Raises:
+          InputError: all are.
+        """
+        counts = [
+            max(0.0, count) if documents else 0.0
+            for count, documents in zip(self.counts, self.documents)
+        ]
+        if not sum(counts):
+            raise InputError(
+                "no count of the histogram is above 0: its noise is larger than the "
+                "data. Leave histogram out."
+            )
+        return counts
+
+    def rates(self, queries: int, seed: int) -> Rates:
+        """Returns how many queries a document gets: as many as those like it have.
+
+        In proportion to the private queries about a document of its cluster; a count
+        that noise made negative is 0. `queries` counts those of all documents together.
+
+        Raises:
+          InputError: no count is above 0.
+        """
+        counts = self.positive_counts()
+        mean = (
+            queries * count / sum(counts) / max(documents, 1)
+            for count, documents in zip(counts, self.documents)
+        )
+        return Rates(self.clusters, tuple(mean), queries, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Decides how many queries are written for each document; can be pickled.
+
+    Attributes:
+      clusters: of documents.
+      mean: number of queries of a document, by cluster.
+      queries: of all documents together, on average.
+      seed: public.
+    """
+
+    clusters: DocumentClusters
+    mean: tuple[float, ...]
+    queries: int
+    seed: int
+
+    def of(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
+        """Yields each document with its number of queries, which can be 0.
+
+        It is the mean of its cluster rounded up or down by chance, which depends on
+        seed and id alone: the same in any shard.
+        """
+        for document, cluster in self.clusters.stream(documents):
+            key = f"{self.seed}\0queries\0{document.id}".encode()
+            chance = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
+            yield document, math.floor(self.mean[cluster] + chance)
+
+
+def fingerprint(directory: pathlib.Path) -> str:
+    """Returns the SHA-256, in hex, of a histogram's files."""
+    parts = [
+        sha256_of_file(directory / name) for name in (HISTOGRAM_FILE, CLUSTERS_FILE)
+    ]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()

@@ -1,0 +1,315 @@
+"""Hard negatives of pairs, read from a TREC run, and the check of their origin.
+
+The negatives of one query must not depend on other queries: the certificate would not
+cover what they carry. A query's negatives leave out all of its answers, so those of one
+of its pairs depend on the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdpsq import retriever
+from tfdpsq.data import BeirDirectory, Pair, Tokenizer
+from tfdpsq.evaluation import measures
+from tfdpsq.run.frame import records, settings
+from tfdpsq.run.frame.artefacts import Artefact, Corpus
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.runner import Context, Given
+from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.validation import DataError, InputError
+
+RUN_FILE = "run.trec"
+JUDGED = "judged"
+BY_QUERY = "each query and public data alone"
+RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
+
+# In `contents` are digests of the pairs' own documents, which may be another corpus's.
+_SCHEMA = """
+pragma cache_size = -65536;
+pragma journal_mode = off;
+create table answers (query text, document text, primary key (query, document))
+  without rowid;
+create table contents (query text, content blob, primary key (query, content))
+  without rowid;
+create table digests (document text primary key, content blob) without rowid;
+create table ranked (query text, document text, score real,
+                     primary key (query, document)) without rowid;
+create table candidates (query text, document text, place integer,
+                         primary key (query, place)) without rowid;
+create table texts (document text primary key, text text) without rowid;
+"""
+_CHOICE = """
+insert into candidates select query, document, place from (
+  select query, document, row_number() over
+    (partition by query order by score desc, {ties}) as place
+  from ranked where query in (select query from answers)
+  and not exists (select 1 from answers where answers.query = ranked.query
+                  and answers.document = ranked.document)
+  and not exists (select 1 from digests join contents using (content)
+                  where digests.document = ranked.document
+                  and contents.query = ranked.query)
+) where place > ? and place <= ?
+"""
+_OTHERS = """
+select {column} from candidates join texts using (document) where query = ?
+order by place
+"""
+
+
+class Ranking(Artefact):
+    """A TREC run: what `mine` wrote, a file by any system, or the word "judged"."""
+
+    wanted = f"what mine wrote, a TREC run, or {JUDGED!r}"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`; judgements are a part of the pairs."""
+        if path == JUDGED:
+            return cls(path, Privacy.PUBLIC)
+        return super().open(path, setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """See `Artefact.is_at`."""
+        return os.path.isfile(_file_of(path))
+
+    def fingerprint(self, private: Any) -> str:
+        """See `Artefact.fingerprint`; keyed, as the run may be of private queries."""
+        if self.path == JUDGED or records.read_stage(self.path) is not None:
+            return self.path if self.path == JUDGED else super().fingerprint(private)
+        return records.keyed_fingerprint(super().fingerprint(private), private)
+
+
+@dataclasses.dataclass(frozen=True)
+class HardNegativesSettings(settings.Settings):
+    """Settings of hard negatives."""
+
+    run: str = path(Ranking, "", help="judged: documents that the qrels give 0")
+    count: int = setting(1, ge=1, le=10_000, when="run", help="negatives of a row")
+    skip: int = setting(
+        0, ge=0, le=10_000, when="run", help="best ones, which may be unjudged answers"
+    )
+    corpus: str = path(Corpus, "", when="run", help='"" for the documents of pairs')
+    made_from: str = setting(
+        "",
+        choices=("", BY_QUERY),
+        when="run",
+        help="declare that, of a run that mine did not write, if it is true",
+    )
+
+
+def check(s: Any, given: Given) -> None:
+    """Refuses hard negatives that do not fit the pairs.
+
+    Raises:
+      InputError: they are for single pairs of a query, of another split, have no
+        corpus, or come from an unknown origin.
+    """
+    own, pairs, run = s.hard_negatives, given["pairs"], given[RUN]
+    if run is None:
+        return
+    if s.unit == "pair":
+        raise InputError(
+            f"unit is 'pair' and hard_negatives.run is {own.run!r}: the negatives of a "
+            "pair would depend on the query's other pairs, each of them a unit of its "
+            "own. Set hard_negatives.run to '', or unit to 'query'."
+        )
+    if given[CORPUS] is None and not pairs.raw:
+        raise InputError(
+            f"hard_negatives.corpus is not set, and {pairs.path} holds pairs but no "
+            'corpus. Set it to a BEIR directory, or to "pydocs".'
+        )
+    if own.run == JUDGED:
+        if not pairs.raw:
+            raise InputError(
+                f"hard_negatives.run is {JUDGED!r}, but {pairs.path} is a set of pairs "
+                "without judgements. Mine for them, or give a TREC run."
+            )
+        return
+    if run.promised or _mined(run.path):
+        if run.facts.get("split") != s.split:
+            raise _not_of(run, pairs, s.split)
+    elif own.made_from != BY_QUERY:
+        raise InputError(
+            f"hard_negatives.made_from is {own.made_from!r}, and {own.run} is not what "
+            "mine wrote, so the origin of its documents is not known. Let mine write "
+            f"it, or set made_from to {BY_QUERY!r} if that is true."
+        )
+
+
+def origin(c: Context) -> str:
+    """Returns the origin of the negatives for the certificate; "none" without any.
+
+    Negatives that were mined for other pairs would carry what those cost.
+
+    Raises:
+      InputError: they were not mined for these pairs, by the key of this workdir.
+    """
+    own, run = c.settings.hard_negatives, c.given[RUN]
+    if run is None:
+        return "none"
+    if own.run == JUDGED:
+        return f"{own.count} of the query's own judgements of 0"
+    count, mined = f"the {own.count} best after {own.skip}", _mined(run.path)
+    if mined is None:
+        return f"{count}, from a run declared to be made from {BY_QUERY}"
+    if mined["depends"]["inputs"]["pairs"] != c.inputs["pairs"]:
+        raise _not_of(run, c.given["pairs"], c.settings.split)
+    return f"{count}, mined by {mined['result']['by']} from {BY_QUERY}"
+
+
+def _mined(run: str) -> dict[str, Any] | None:
+    """Returns the record of a run that `mine` wrote."""
+    record = records.read_stage(run)
+    return record if record is not None and record["stage"] == "mine" else None
+
+
+def _not_of(run: Artefact, pairs: Artefact, split: str) -> InputError:
+    return InputError(
+        f"hard_negatives.run {run.path} was not mined for split {split!r} of "
+        f"{pairs.path} in its present state, by its fingerprint under this workdir's "
+        "key. Mine for these pairs, in the same workdir."
+    )
+
+
+def _file_of(run: str) -> str:
+    return os.path.join(run, RUN_FILE) if os.path.isdir(run) else run
+
+
+class NegativeTable:
+    """The hard negatives of the queries of pairs, on disk.
+
+    A document is skipped if it, or another with the same content, is a known answer.
+    """
+
+    def __init__(self, c: Context):
+        """Reads answers, ranking and documents, each streamed.
+
+        Raises:
+          InputError: a run that has none of the queries.
+          DataError: a malformed run, or one that names a document the corpus lacks.
+        """
+        own, pairs = c.settings.hard_negatives, c.given["pairs"]
+        self._store = sqlite3.connect("", check_same_thread=False)
+        self._store.executescript(_SCHEMA)
+        corpus = (c.given[CORPUS] or pairs).beir()
+        self._add_answers(pairs, c.settings)
+        self._add_ranking(pairs, c.settings)
+        self._add_digests(corpus)
+        ties = "document" if own.run == JUDGED else "document desc"
+        between = (own.skip, own.skip + own.count)
+        self._store.execute(_CHOICE.format(ties=ties), between)
+        for table in ("ranked", "digests"):
+            self._store.execute(f"delete from {table}")
+        self._add_documents(corpus, own.run)
+        queries = self._store.execute("select distinct query from candidates")
+        if not any(self.texts(query) for (query,) in queries):
+            raise InputError(
+                f"hard_negatives.run {own.run} has no document for any query of "
+                f"{pairs.path}. Mine for these pairs, or lower skip (now {own.skip})."
+            )
+
+    def _add_answers(self, pairs: Any, s: Any) -> None:
+        for pair in pairs.load(s.split, s.unit).read():
+            key = (pair.query_id, pair.document_id)
+            self._store.execute("insert or ignore into answers values (?, ?)", key)
+            content = (pair.query_id, _digest(pair.document))
+            self._store.execute("insert or ignore into contents values (?, ?)", content)
+        if pairs.raw:
+            known = (
+                (row.query_id, row.document_id)
+                for row in pairs.beir().judgements(s.split)
+                if row.score > 0
+            )
+            self._store.executemany(
+                "insert or ignore into answers select ?1, ?2 where exists "
+                "(select 1 from answers where query = ?1)",
+                known,
+            )
+
+    def _add_ranking(self, pairs: Any, s: Any) -> None:
+        insert = "insert or ignore into ranked values (?, ?, ?)"
+        if s.hard_negatives.run == JUDGED:
+            judged = pairs.beir().judgements(s.split)
+            rows = ((r.query_id, r.document_id, 0.0) for r in judged if r.score <= 0)
+            self._store.executemany(insert, rows)
+            return
+        file = _file_of(s.hard_negatives.run)
+        for line, query, document, score in measures.stream_trec_run(file):
+            # trec_eval ranks by float32.
+            row = (query, document, float(np.float32(score)))
+            if not self._store.execute(insert, row).rowcount:
+                raise measures.repeated_hit(file, line, query, document)
+
+    def _add_digests(self, corpus: BeirDirectory) -> None:
+        """Reads what the documents hold, so that copies of answers are known."""
+        self._store.executemany(
+            "insert or ignore into digests values (?, ?)",
+            ((each.id, _digest(each.content)) for each in corpus.documents()),
+        )
+        self._store.execute(
+            "insert or ignore into contents select query, content from answers "
+            "join digests using (document)"
+        )
+
+    def _add_documents(self, corpus: BeirDirectory, run: str) -> None:
+        self._store.execute("create index wanted on candidates (document)")
+        self._store.executemany(
+            "insert or replace into texts select ?1, ?2 where exists "
+            "(select 1 from candidates where document = ?1)",
+            ((each.id, each.content) for each in corpus.documents()),
+        )
+        (missing,) = self._store.execute(
+            "select min(document) from candidates "
+            "where document not in (select document from texts)"
+        ).fetchone()
+        if missing is not None:
+            raise DataError(
+                run,
+                f"document {missing!r} is not in {corpus.path}",
+                "Set hard_negatives.corpus to the documents that the run was made on.",
+            )
+
+    def texts(self, query: str) -> list[str]:
+        """Returns the contents of a query's hard negatives, hardest first."""
+        return self._others("text", query)
+
+    def ids(self, query: str) -> list[str]:
+        """Returns the ids of a query's hard negatives, hardest first."""
+        return self._others("document", query)
+
+    def _others(self, column: str, query: str) -> list[str]:
+        found = self._store.execute(_OTHERS.format(column=column), (query,))
+        return [value for (value,) in found]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def encoder(
+    c: Context, tokenizer: Tokenizer, document_length: int
+) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
+    """Returns what tokenises pairs' hard negatives, as `retriever.encode_negatives`.
+
+    Without hard negatives it returns no array.
+    """
+    if c.given[RUN] is None:
+        return lambda pairs: {}
+    table, count = NegativeTable(c), c.settings.hard_negatives.count
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        texts = {pair.query_id: table.texts(pair.query_id) for pair in pairs}
+        return retriever.encode_negatives(
+            pairs, texts, tokenizer, document_length, count
+        )
+
+    return encode

@@ -1,0 +1,269 @@
+r"""Train a map of query embeddings on private pairs, for any public encoder.
+
+    tfdpsq train_adapter --workdir=OUT --config.pairs=BEIR \
+        --config.documents=EMBEDDINGS --config.queries=EMBEDDINGS
+
+A strong encoder that anybody can download knows nothing of your queries. Here a matrix
+on its query embeddings learns from them; the encoder does not run, and embeddings of
+documents, with any index of them, stay as they are. `documents` and `queries` are what
+`embed` wrote, or embeddings by an encoder of your own (see `common.embeddings`). Writes
+`adapter.npy`, [D, D] float32: search with `queries @ adapter`, scaled to unit length.
+`evaluate` takes the output as a system.
+
+**Sensitivity.** A row's loss is a softmax over its own document, its hard negatives and
+documents drawn from the whole corpus, without looking at the pairs (see
+`layers.sampled_softmax`). It reads no other row. So adding or removing a unit moves the
+sum of clipped gradients by the clip norm C at most, whatever the batch. It holds if the
+embedding of a query follows from that query and public data alone: the encoder must not
+have been trained on the pairs. Where an encoder embeds several queries at a time, the
+last bit of one can depend on the others; such rounding is not covered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import layers, privacy
+from tfdpsq.data import Pair
+from tfdpsq.privacy.training import digest_of_weights
+from tfdpsq.run.common import embeddings, hard_negatives, training
+from tfdpsq.run.frame import artefacts, corpus, records, settings
+from tfdpsq.run.frame.artefacts import ADAPTER_FILE, Pairs, System
+from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.runner import Context, Given
+from tfdpsq.run.frame.settings import nested, path, setting
+from tfdpsq.validation import DataError, InputError
+
+_ARGUMENT = (
+    "Each {unit} has rows of its own. A row's loss is a softmax over its own document, "
+    "its hard negatives, which follow from its query and public data, and documents "
+    "drawn from the public corpus without looking at the pairs. It reads no other row. "
+    "The gradient of a {unit} is clipped to the clip norm, so adding or removing one "
+    "moves the sum by at most the clip norm."
+)
+# (learning rate, steps) where gradients are clipped, and without epsilon.
+_CLIPPED, _UNCLIPPED = (2.0, 40), (0.3, 80)
+
+
+class TrainAdapter(training.Training):
+    """Trains a matrix on query embeddings."""
+
+    name, kind, strategies = "train_adapter", System, ("default",)
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(training.PrivacySettings):
+        """Settings of `train_adapter`."""
+
+        clip_norm: float = setting(1.0, gt=0, le=1e6)
+        pairs: str = path(Pairs, "pydocs")
+        split: str = setting("train")
+        documents: str = path(artefacts.Embeddings, help="of the whole corpus")
+        queries: str = path(artefacts.Embeddings)
+        encoder_is_public: bool = setting(
+            False,
+            help="declares that no private query had a part in the weights of an "
+            "encoder that embed did not run",
+        )
+        hard_negatives: Any = nested(hard_negatives.HardNegativesSettings)
+        negatives: int = setting(
+            16_384, ge=1, le=10**6, help="drawn from the corpus, for all rows and steps"
+        )
+        scale: float = setting(20.0, ge=1e-3, le=1e4, help="of cosines")
+        sampling_probability: float = setting(
+            0.5, gt=0, le=1, help="share of the units that a step draws"
+        )
+        microbatch_size: int = setting(512, ge=1, speed=True)
+        steps: int = setting(
+            0, ge=0, le=10**9, help="0 is 40 with a finite epsilon, 80 without"
+        )
+        learning_rate: float = setting(
+            0.0, ge=0, le=1e3, help="falls to 0; 0 is 2 with a finite epsilon, else 0.3"
+        )
+        momentum: float = setting(0.9, ge=0, lt=1)
+        jit_compile: bool = setting(False)
+        seed: int = setting(0, ge=0, le=settings.SEED, help="of the negatives drawn")
+
+    def check(self, s: Settings, given: Given) -> None:
+        """Refuses what no ε would cover."""
+        if not given["pairs"].raw:
+            raise InputError(
+                f"pairs is {s.pairs}, a synthetic or public set; this stage learns "
+                "from private pairs. Give a BEIR directory."
+            )
+        hard_negatives.check(s, given)
+        documents = given["documents"]
+        if documents.privacy > Privacy.PUBLIC:
+            raise InputError(
+                f"documents is {s.documents}, which private queries had a part in: its "
+                f"class is {documents.privacy.word}. Embed by a public encoder."
+            )
+
+    def also(self, c: Context) -> dict[str, str]:
+        """Documents are public, and named by the fingerprint that `embed` compares."""
+        file = str(c.given["pairs"].beir().corpus_file)
+        return {"corpus": corpus.scan(file).fingerprint}
+
+    def run(self, c: Context) -> dict[str, Any]:
+        """Plans, pays, trains, and writes the matrix."""
+        s, pairs = resolved(c.settings), c.given["pairs"]
+        documents, queries = _opened(c)
+        units = training.units_of(pairs, s)
+        c.counts["units"] = units.count
+        mined = hard_negatives.origin(c)
+        n, _ = training.public_n(s, units)
+        batch = max(1, round(s.sampling_probability * n))
+        plan = privacy.make_plan(training.spec_of(s, units, batch_size=batch))
+        documents.require((d.id for d in pairs.beir().documents()), s.pairs)
+        width = documents.store.width
+        inner = tf.keras.Input([width])
+        model = tf.keras.Model(inner, layers.QueryAdapter()(inner))
+        loss = layers.sampled_softmax(_drawn(s, documents), s.scale)
+        rate = tf.keras.optimizers.schedules.CosineDecay(s.learning_rate, s.steps)
+        with training.paying(c, plan):
+            encode = _encoding(c, documents, queries)
+            rows = training.stored_rows(c, units.rows.read(), encode)
+            outcome = training.train(
+                c,
+                s,
+                model,
+                plan,
+                lambda batch: loss(batch["documents"], model(batch["query"])),
+                tf.keras.optimizers.SGD(rate, momentum=s.momentum),
+                rows.take,
+                units,
+                microbatch_size=min(s.microbatch_size, plan.max_rows),
+                layers=[model],
+                engine=s.engine,
+                jit_compile=s.jit_compile,
+            )
+        (matrix,) = model.get_weights()
+        np.save(c.out / ADAPTER_FILE, matrix)
+        names = ("engine", "learning_rate", "scale", "negatives")
+        facts = {
+            "encoder": documents.encoder,
+            "encoder_is_public": "by its record" if documents.by_embed else "declared",
+            "trained_parameters": int(matrix.size),
+            "weights": digest_of_weights(model.weights),
+            "hard_negatives": mined,
+            "optimizer": f"sgd with momentum {s.momentum}",
+            "schedule": "cosine",
+            **{name: getattr(s, name) for name in names},
+            **outcome.recorded(),
+        }
+        certificate = training.certificate_of(
+            c,
+            plan,
+            outcome.paid,
+            description="A linear map of an encoder's query embeddings.",
+            sensitivity_argument=_ARGUMENT.format(unit=s.unit),
+            training=facts,
+        )
+        records.write_certificate(c.out, certificate)
+        return {
+            "steps_executed": outcome.paid,
+            "encoder": documents.encoder,
+            **outcome.recorded(),
+        }
+
+
+def resolved(s: TrainAdapter.Settings) -> TrainAdapter.Settings:
+    """Returns the settings with the rate and the steps that 0 stands for."""
+    rate, steps = _CLIPPED if math.isfinite(s.epsilon) else _UNCLIPPED
+    return dataclasses.replace(
+        s, learning_rate=s.learning_rate or rate, steps=s.steps or steps
+    )
+
+
+def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
+    """Opens the embeddings of documents and of queries, which fit the pairs.
+
+    Raises:
+      InputError: they are of other texts or by two encoders, or nobody says that the
+        encoder is public.
+    """
+    s, given = c.settings, c.given
+    documents = embeddings.Embeddings(
+        given["documents"], "documents", embeddings.DOCUMENTS
+    )
+    queries = embeddings.Embeddings(given["queries"], "queries", embeddings.QUERIES)
+    embeddings.require_one_encoder(documents, queries)
+    if not documents.by_embed and not s.encoder_is_public:
+        raise InputError(
+            f"documents is {s.documents}, by {documents.encoder!r}, an encoder that "
+            "embed did not run. Set encoder_is_public to True if no private query had "
+            "a part in its weights."
+        )
+    documents.require_made_of(c.inputs["corpus"], s.pairs)
+    queries.require_made_of(c.inputs["pairs"], s.pairs, s.split)
+    own = c.inputs.get(hard_negatives.CORPUS, c.inputs["corpus"])
+    if own != c.inputs["corpus"]:
+        raise InputError(
+            f"hard_negatives.corpus is {s.hard_negatives.corpus!r}, with other "
+            f"documents than {s.pairs}, whose embeddings are read by id. Mine in the "
+            "pairs' own corpus, and leave hard_negatives.corpus at ''."
+        )
+    return documents, queries
+
+
+def _drawn(s: Any, documents: embeddings.Embeddings) -> np.ndarray:
+    """Returns embeddings of documents of the corpus, drawn by a public seed.
+
+    Neither pairs nor queries have a part in it. Those of all zeros, which have no
+    direction, are left out.
+
+    Raises:
+      DataError: one is not finite.
+      InputError: all are zeros.
+    """
+    size = documents.store.size
+    random = np.random.default_rng(s.seed)
+    places = random.choice(size, min(s.negatives, size), replace=False)
+    vectors = documents.store.vectors[np.sort(places)]
+    vectors = vectors[vectors.any(axis=1)]
+    if not np.isfinite(vectors).all():
+        raise DataError(
+            s.documents, "documents hold NaN or infinity", "Embed them again."
+        )
+    if not len(vectors):
+        raise InputError(
+            f"{documents.place}, of which {len(places)} were drawn, and their "
+            "embeddings are all zeros. Embed them again."
+        )
+    return vectors
+
+
+def _encoding(
+    c: Context, documents: embeddings.Embeddings, queries: embeddings.Embeddings
+) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
+    """Returns what makes rows of pairs, each from its own pair and public data.
+
+    The rows are "query" [B, D] and "documents" [B, 1 + H, D]: the pair's own document,
+    then its hard negatives, zeros for none.
+    """
+    table = None
+    if c.given[hard_negatives.RUN] is not None:
+        table = hard_negatives.NegativeTable(c)
+    count = 1 + (c.settings.hard_negatives.count if table else 0)
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        names = [
+            [pair.document_id, *(table.ids(pair.query_id) if table else ())][:count]
+            for pair in pairs
+        ]
+        found = np.zeros([len(pairs), count, documents.store.width], np.float32)
+        places = [(row, at) for row, own in enumerate(names) for at in range(len(own))]
+        found[tuple(zip(*places))] = documents.take(list(itertools.chain(*names)))
+        asked = queries.take([pair.query_id for pair in pairs])
+        return {"query": asked, "documents": found}
+
+    return encode
+
+
+STAGE = TrainAdapter()
