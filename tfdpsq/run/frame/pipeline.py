@@ -77,6 +77,11 @@ class Job:
         """Returns the steps; refuses settings that do not fit each other."""
         raise NotImplementedError
 
+    def start(
+        self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path, budget: Any
+    ) -> None:
+        """Does what comes before the first step, once all are checked."""
+
     def finish(self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path) -> Any:
         """Writes the report, once all steps are finished."""
 
@@ -98,6 +103,7 @@ def run(
     with places.locked(place):
         planned = plan(job.steps(s, workdir), workdir)
         write_list(job, s, planned, workdir)
+        job.start(s, planned, workdir, budget)
         for each in planned:
             runner.execute(each.step.stage, each.settings, each.place, devices, budget)
             if devices is not None:
@@ -129,7 +135,7 @@ def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
             for setting, of in step.inputs.items():
                 name, _, inside = of.partition("/")
                 path = os.path.join(places_of[name], inside).rstrip("/")
-                s = _with(s, setting.split("."), path)
+                s = with_value(s, setting.split("."), path)
             given = runner.open_inputs(s, promises)
             step.stage.check(s, given)
             privacy = step.stage.privacy(s, given)
@@ -152,13 +158,13 @@ def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
     return planned
 
 
-def _with(s: Any, names: Sequence[str], value: str) -> Any:
-    """Returns settings, or a mapping in them, with a path filled in."""
+def with_value(s: Any, names: Sequence[str], value: Any) -> Any:
+    """Returns settings, or a mapping in them, with a value filled in."""
     first, *rest = names
     if isinstance(s, Mapping):
         return {**s, first: value}
     if rest:
-        value = _with(getattr(s, first), rest, value)
+        value = with_value(getattr(s, first), rest, value)
     return dataclasses.replace(s, **{first: value})
 
 

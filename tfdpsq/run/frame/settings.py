@@ -27,6 +27,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import operator
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -290,10 +291,11 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
             inside = {**config_of(default), **value}
             value = from_config(type(default), inside, f"{where}{name}.")
         for filled in rule_of(fields[name]).filled:
-            if getattr(value, filled) != getattr(default, filled):
+            found = operator.attrgetter(filled)(value)
+            if found != operator.attrgetter(filled)(default):
                 raise InputError(
-                    f"{where}{name}.{filled} is {shown(getattr(value, filled))}, which "
-                    "this command sets itself. Leave it out."
+                    f"{where}{name}.{filled} is {shown(found)}, which this command "
+                    "sets itself. Leave it out."
                 )
         values[name] = value
     try:
