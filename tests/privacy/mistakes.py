@@ -599,9 +599,9 @@ Strict mode allows reads of private data that no ε covers.
 +         if False:
 
 Evaluation on private queries is not recorded as a read.
-@ run/evaluate.py run/test_lineage.py
-- reads.record(f"the queries and judgements of split {config.split!r}", where)
-+ pass
+@ run/stages/evaluate.py run/test_evaluate_stage.py
+- found = [(f"{judged} split {s.split!r}", where)]
++ found = []
 
 The certificate leaves out the reads that no ε covers.
 @ run/finetune.py run/test_finetune.py

@@ -148,7 +148,7 @@ def summary(
         return found
 
     fused = rows([part.fused for part in parts])
-    found = {
+    found: dict[str, Any] = {
         "split": test.split,
         "queries": sum(part.queries for part in parts),
         "rules": evaluation.rules(test.ignore_identical_ids),

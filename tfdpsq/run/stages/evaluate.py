@@ -51,7 +51,7 @@ from tfdpsq.validation import InputError
 
 METRICS_FILE = "metrics.json"
 _EXTENSION = "npz"
-_OWN = {"sets": ({},)}  # acts on the pairs' own split
+_OWN: Mapping[str, Any] = {"sets": ({},)}  # acts on the pairs' own split
 
 
 @dataclasses.dataclass(frozen=True)
