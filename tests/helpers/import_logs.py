@@ -1,8 +1,12 @@
-"""A small log of private queries, and configs of `import` that read it."""
+"""A small log of private queries, imported by the stage."""
 
 import importlib
 
-command = importlib.import_module("tfdpsq.run.import")
+from helpers import framed
+from tfdpsq.run.frame import records
+from tfdpsq.run.frame.places import Place
+
+STAGE = importlib.import_module("tfdpsq.run.stages.import").STAGE
 
 # The third row repeats the first; the fourth is another user's, with the same text.
 ROWS = [
@@ -14,6 +18,7 @@ ROWS = [
     ("grüne Erbsen", "Peas are green.", "cat", "2026-05-01"),
 ]
 NAMES = ("asked", "clicked", "who", "when")
+TRAIN_ALONE = {"dev_share": 0.0, "test_share": 0.0}
 
 
 def dicts(rows=ROWS):
@@ -21,14 +26,16 @@ def dicts(rows=ROWS):
     return [dict(zip(NAMES, row)) for row in rows]
 
 
-def config_of(log, **changes):
-    """Returns a config that imports a log, with `__` for dots in `changes`."""
-    config = command.default_config()
-    config.logs.train = str(log)
-    config.log_documents_are_public = True
-    config.columns.query, config.columns.document = "asked", "clicked"
-    with config.unlocked():
-        config.update_from_flattened_dict(
-            {key.replace("__", "."): value for key, value in changes.items()}
-        )
-    return config
+def run(out, log, **changes):
+    """Imports a log, with `__` for dots in `changes`; returns its counts."""
+    settings = {}
+    usual = {"columns__query": "asked", "columns__document": "clicked"}
+    usual |= {"logs__train": str(log), "log_documents_are_public": True}
+    for name, value in {**usual, **changes}.items():
+        *path, last = name.split("__")
+        node = settings
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    framed.run(STAGE, out, **settings)
+    return records.read_private(Place.of(out))["counts"]

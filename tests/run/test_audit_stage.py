@@ -1,22 +1,27 @@
 """Canaries as users put them in, and what the audit of a generator says of them."""
 
 import json
-import math
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import tiny
+from helpers import framed, plans, tiny
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
-from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.run.common import attacks, canary_set
+from tfdpsq.run.frame import records, runner
+from tfdpsq.run.frame.places import Place
+from tfdpsq.run.stages import audit
+from tfdpsq.run.stages.canaries import STAGE as CANARIES
+from tfdpsq.run.stages.finetune import STAGE as FINETUNE
+from tfdpsq.run.stages.synthesize import STAGE as SYNTHESIZE
+from tfdpsq.run.stages.train_retriever import STAGE as TRAIN_RETRIEVER
+from tfdpsq.validation import InputError
 
 # The first test waits for a training, a synthesis and an audit.
 pytestmark = pytest.mark.timeout(300)
@@ -30,66 +35,59 @@ def base(tmp_path_factory):
     digits = (" ".join("0123456789"),) * 40
     tiny.write_start(base, dropout=0.1, further=digits, train=120)
     _insert(base, "private/canaries")
-    _train(base, "private/generator", epsilon=8.0, accountant="rdp")
-    settings = synthesize.default_config()
-    settings.update(
-        generator=str(base / "private" / "generator"),
-        corpus=str(base / "pairs"),
-        document_length=64,
-        query_length=48,
-        batch_size=16,
-        max_documents=32,
-    )
-    synthesize.run(settings, base / "private" / "synthetic")
-    _audit(base, "private/audit", synthetic=str(base / "private" / "synthetic" / "set"))
-    return base
-
-
-def _insert(base, name, **options):
-    config = canaries.default_config()
-    config.update(
-        data=str(base / "pairs"),
-        repetitions=(3, 5),
-        forms=canary_set.FORMS,
-        query_characters=40,
-        document_characters=20,
-        trials=TRIALS,
-        candidates=CANDIDATES,
-        coins=COINS,
-        seed=4,
-    )
-    config.update(options)
-    return canaries.run(config, base / name)
-
-
-def _train(base, name, **options):
-    config = finetune.default_config()
-    config.update(
+    framed.run(
+        FINETUNE,
+        base / "private" / "generator",
         pairs=str(base / "private" / "canaries" / "data"),
         init=str(base / "public"),
         document_length=64,
         query_length=48,
         batch_size=16,
-        microbatch_size=16,
         trained=("*layer_norm*",),  # a small graph
         steps=2,
         n_is_public=True,
+        accountant="rdp",
     )
-    config.update(options)
-    return finetune.run(config, base / name)
-
-
-def _audit(base, name, **options):
-    config = audit.default_config()
-    config.update(
-        canaries=str(base / "private" / "canaries"),
+    framed.run(
+        SYNTHESIZE,
+        base / "private" / "synthetic",
         generator=str(base / "private" / "generator"),
-        samples_per_document=2,
-        members=10,
+        corpus=str(base / "pairs"),
         batch_size=16,
+        max_documents=32,
     )
-    config.update(options)
-    return audit.run(config, base / name)
+    _audit(base, "private/audit", synthetic=str(base / "private" / "synthetic" / "set"))
+    return base
+
+
+def _insert(base, name, **changes):
+    usual = {
+        "data": str(base / "pairs"),
+        "repetitions": (3, 5),
+        "forms": canary_set.FORMS,
+        "query_characters": 40,
+        "document_characters": 20,
+        "trials": TRIALS,
+        "candidates": CANDIDATES,
+        "coins": COINS,
+        "seed": 4,
+    }
+    return framed.run(CANARIES, base / name, **{**usual, **changes})
+
+
+def _settings(base, **changes):
+    usual = {
+        "canaries": str(base / "private" / "canaries"),
+        "generator": str(base / "private" / "generator"),
+        "samples_per_document": 2,
+        "members": 10,
+        "batch_size": 16,
+    }
+    return {**usual, **changes}
+
+
+def _audit(base, name, **changes):
+    return framed.run(audit.STAGE, base / name, **_settings(base, **changes))
 
 
 def test_audit_says_what_the_model_says(base):
@@ -177,13 +175,18 @@ def test_audit_says_what_the_model_says(base):
 
 def test_guarantee_for_users_is_for_a_whole_secret(base):
     """Trained as users, a secret is one unit of the certificate, however often."""
-    _train(base, "private/by_user", unit="user", epsilon=math.inf, steps=1)
-    _audit(base, "private/audit_user", generator=str(base / "private" / "by_user"))
+    by_user = shutil.copytree(base / "private/generator", base / "private/by_user")
+    units = {"num_units": 150, "n_is_public": True, "unit": "user"}
+    plan = plans.plan(epsilon=8.0, batch_size=8, steps=2, **units)
+    fingerprints = read_certificate(by_user)["fingerprints"]
+    certificate = plans.certificate(plan, fingerprints=fingerprints)
+    records.write_certificate(by_user, certificate)
+    stage = json.loads((by_user / "stage.json").read_text())
+    stage["certificate_digest"] = certificate["digest"]
+    (by_user / "stage.json").write_text(json.dumps(stage))
+    _audit(base, "private/audit_user", generator=str(by_user))
     found = json.loads((base / "private" / "audit_user" / "audit.json").read_text())
-    made = canary_set.read_canaries(base / "private" / "canaries")
-    certificate = read_certificate(base / "private" / "by_user")
-    assert certificate["guarantee"]["unit"] == found["unit"] == "user"
-    assert certificate["sampler"]["n"] == 120 + sum(c.repetitions > 0 for c in made)
+    assert found["unit"] == "user"
     assert {entry["repetitions"] for entry in found["canaries"]} == {3, 5}
     # A union bound over all entries: one of them may be wrong in 5 % of audits.
     level = 1 - 0.05 / len(found["canaries"])
@@ -200,20 +203,16 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
     texts = {"d3": "open a file", f"{canary_set.ID_PREFIX}0-1": "open 0123456789"}
     rows = ((query, document, "A text.") for document, query in texts.items())
     tiny.write_set(tmp_path / "set", rows)
-    config = audit.default_config()
-    config.update(
-        canaries=str(base / "private" / "canaries"),
-        generator=str(base / "private" / "generator"),
-        synthetic=str(tmp_path / "set"),
-    )
-    trained = audit_subject.training_of(config.generator, config.canaries)
-    found = audit_subject.load(config, trained, [], [])
-    assert found.queries == [("d3", "open a file")]
+    settings = _settings(base, synthetic=str(tmp_path / "set"))
+    s = audit.Audit.Settings(**settings)
+    place = Place.of(tmp_path / "private" / "audit")
+    c = runner.Context(s, runner.open_inputs(s), place, None, {})
+    assert audit.load(c, []).queries == [("d3", "open a file")]
 
 
 def test_audit_is_a_recorded_private_read_which_strict_mode_refuses(base):
     listed = (base / "private" / "private_reads.jsonl").read_text()
-    assert "canaries" in listed and "audit/audit.json" in listed
+    assert "canaries" in listed and "audit.json" in listed
     with pytest.raises(InputError, match="strict mode refuses"):
         _audit(base, "private/strict", strict=True)
     assert not (base / "private" / "strict").exists()
@@ -222,10 +221,10 @@ def test_audit_is_a_recorded_private_read_which_strict_mode_refuses(base):
 def test_models_of_canaries_are_not_for_release(base):
     """Neither a generator nor a retriever, whatever its epsilon; nor the audit."""
     data = str(base / "private" / "canaries" / "data")
-    for module in (finetune, train_retriever):
-        config = tiny.config(module, pairs=data, init=str(base / "public"))
-        with pytest.raises(InputError, match="holds canaries .* must not be released"):
-            module.run(config, base / "release" / "model")
+    for stage in (FINETUNE, TRAIN_RETRIEVER):
+        with pytest.raises(InputError, match="under release/, but what .* private"):
+            given = {"pairs": data, "init": str(base / "public")}
+            framed.run(stage, base / "release" / "model", **given)
     with pytest.raises(InputError, match="private"):
         _audit(base, "release/audit")
     assert not (base / "release").exists()
@@ -236,7 +235,7 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     _insert(base, "private/others", seed=9)
     with pytest.raises(InputError, match="must be put in before training"):
         _audit(base, "private/x", canaries=str(base / "private" / "others"))
-    with pytest.raises(InputError, match="inserted before training"):
+    with pytest.raises(InputError, match="Give what canaries wrote"):
         _audit(base, "private/x", canaries=str(base / "pairs"))
 
 
@@ -244,11 +243,11 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     ("options", "message"),
     [
         ({"generator": ""}, "generator is ''"),
-        ({"generator": "{base}/private/synthetic"}, "is not a generator that finetune"),
+        ({"generator": "{base}/public"}, "no generator that finetune"),
         ({"members": 1}, "members is 1"),
         ({"other_splits": ("train",)}, "takes 2 of each"),
         ({"guesses": ((0.9, 0.9),)}, "both in and out"),
-        ({"synthetic": "{base}/pairs"}, "no set of queries"),
+        ({"synthetic": "{base}/pairs"}, "Give a set of queries"),
     ],
 )
 def test_worthless_audits_are_refused(base, options, message):
@@ -263,30 +262,9 @@ def test_worthless_audits_are_refused(base, options, message):
 
 def test_secrets_that_would_be_cut_are_refused(base):
     made = canary_set.read_canaries(base / "private" / "canaries")
-    tokenizer = Tokenizer(base / "spiece.model")
-    documents = BeirDirectory(base / "pairs").documents()
-    with pytest.raises(InputError, match="secret has more than doc"):
-        text_scores.require_whole_canaries(made, documents, tokenizer, 48, 16)
-    with pytest.raises(InputError, match="more than query_length = 8 tokens"):
-        text_scores.require_whole_canaries(made, (), tokenizer, 8, 64)
-
-
-def test_damaged_list_of_canaries_is_refused(base, tmp_path):
-    """Secrets that are not listed would not be measured, without a word."""
-    path = base / "private" / "canaries" / canary_set.CANARIES_FILE
-    whole = path.read_text()
-    lines = whole.splitlines(True)
-    last = max(n for n, line in enumerate(lines) if json.loads(line)["repetitions"])
-    try:
-        path.write_text("".join(lines[:last]))
-        with pytest.raises(DataError, match=f"ends after {last} canaries"):
-            _audit(base, "private/y")
-    finally:
-        path.write_text(whole)
-    assert not (base / "private" / "y").exists()
-    broken = shutil.copytree(path.parent, tmp_path / "canaries")
-    for bad in ('{"form": "secret"}\n', '{"form": "sec'):
-        (broken / canary_set.CANARIES_FILE).write_text(whole + bad)
-        number = len(lines) + 1
-        with pytest.raises(DataError, match=f"canaries.jsonl:{number}: not a canary"):
-            canary_set.read_canaries(broken)
+    documents = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
+    for name, length in (("document_length", 16), ("query_length", 8)):
+        lengths = {"document_length": 64, "query_length": 48, name: length}
+        preprocessor = Preprocessor(base / "spiece.model", **lengths)
+        with pytest.raises(InputError, match=f"more than {name} = {length} tokens"):
+            attacks.require_whole(made, documents, preprocessor)

@@ -6,14 +6,15 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers import framed, tiny
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.run import canaries
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import releases
-from tfdpsq.run.training import context
-from tfdpsq.validation import InputError
+from tfdpsq.run.common import canary_set
+from tfdpsq.run.frame import runner
+from tfdpsq.run.frame.artefacts import Corpus, Pairs
+from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.run.stages.canaries import STAGE
+from tfdpsq.validation import DataError, InputError
 
 TRIALS, CANDIDATES, COINS = 2, 20, 30
 
@@ -27,18 +28,10 @@ def base(tmp_path_factory):
     return base
 
 
-def _insert(base, name, **settings):
-    config = canaries.default_config()
-    config.update(
-        data=str(base / "pairs"),
-        repetitions=(3, 5),
-        trials=TRIALS,
-        candidates=CANDIDATES,
-        coins=COINS,
-        seed=4,
-    )
-    config.update(settings)
-    canaries.run(config, base / name)
+def _insert(base, name, **changes):
+    usual = {"repetitions": (3, 5), "trials": TRIALS, "candidates": CANDIDATES}
+    usual = {"data": str(base / "pairs"), "coins": COINS, "seed": 4, **usual}
+    return framed.run(STAGE, base / name, **{**usual, **changes})
 
 
 def test_canaries_stand_among_the_pairs(base):
@@ -185,7 +178,7 @@ def test_other_queries_keep_their_users(base, tmp_path):
     assert added.isdisjoint(users[line["_id"]] for line in changed)
     with pytest.raises(InputError, match="no user under 'who'"):
         insert("some", lambda row: {"who": "a"} if row < 60 else {})
-    with pytest.raises(InputError, match="user 'canary-0' .* already hold canaries"):
+    with pytest.raises(InputError, match="called 'canary-0': .* already hold canaries"):
         insert("taken", lambda row: {"who": f"canary-{row}"})
     assert not (tmp_path / "private" / "taken").exists()
 
@@ -218,29 +211,45 @@ def test_pairs_with_canaries_and_their_copies_are_known(base, tmp_path):
     """Nothing made of them may be released, whatever its epsilon."""
     data = base / "private" / "canaries" / "data"
     shutil.copytree(data, tmp_path / "copy")
-    for pairs in (str(data), str(tmp_path / "copy")):
-        assert canary_set.holds_canaries(pairs)
-        assert releases.PRIVATE == context.guarantee_of_training(
-            pairs, "", None, True, True
-        )
-        place = base / "release" / "generator"
-        with pytest.raises(InputError, match="holds canaries"):
-            canary_set.require_private_output(pairs, base / "private", place)
-        output = releases.Output(place, releases.CERTIFIED, "a set")
-        with pytest.raises(InputError, match="whose guarantee is 'private'"):
-            releases.check_lineage(output, {"corpus": pairs})
-    assert not canary_set.holds_canaries(str(base / "pairs"))
+    for path in (str(data), str(tmp_path / "copy")):
+        pairs = Pairs.open(path, "pairs")
+        assert pairs.raw and pairs.facts["canaries"]
+        # Its secrets are in documents, too.
+        assert Corpus.open(path, "corpus").privacy == Privacy.PRIVATE
+
+        class Trains(runner.Stage):
+            name = "trains"
+
+            def covered(self, s, given):
+                return ("pairs",)
+
+        given = runner.Given(pairs=pairs)
+        assert Trains().privacy(None, given) == Privacy.PRIVATE
+        place = Place.of(base / "release" / "generator")
+        with pytest.raises(InputError, match="private: no epsilon covers it"):
+            place.require(Trains().privacy(None, given), "finetune")
+    pairs = Pairs.open(str(base / "pairs"), "pairs")
+    assert Trains().privacy(None, runner.Given(pairs=pairs)) == Privacy.CERTIFIED
+    # The same is known of a promise.
+    given = runner.open_inputs(STAGE.Settings(data=str(base / "pairs")))
+    facts = STAGE.facts(STAGE.Settings(), given)
+    assert {name: facts[name] for name in ("raw", "canaries")} == {
+        "raw": True,
+        "canaries": True,
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("release/canaries", {}, "is not under"),
+        ("release/canaries", {}, "is under release/"),
         ("private/x", {"forms": ("secret", "else")}, r"forms\[1\] is 'else'"),
         ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"trials": 40}, "each on a document of its own"),
         ("private/x", {"most_pairs": -3}, "most_pairs is -3"),
-        ("private/x", {"data": "{base}/private/canaries/data"}, "already hold canar"),
+        ("private/x", {"data": "{base}/private/canaries/data"}, "already holds canar"),
+        ("private/x", {"query_characters": 9}, "query_characters is 9"),
+        ("private/x", {"coins": 9}, "coins is 9"),
     ],
 )
 def test_bad_settings_are_refused(base, name, options, message):
@@ -249,3 +258,12 @@ def test_bad_settings_are_refused(base, name, options, message):
     with pytest.raises(InputError, match=message):
         _insert(base, name, **options)
     assert not (base / name).exists()
+
+
+def test_damaged_list_is_refused(base, tmp_path):
+    whole = (base / "private" / "canaries" / canary_set.CANARIES_FILE).read_text()
+    for bad in ('{"form": "secret"}\n', '{"form": "sec'):
+        (tmp_path / canary_set.CANARIES_FILE).write_text(whole + bad)
+        number = len(whole.splitlines()) + 1
+        with pytest.raises(DataError, match=f"canaries.jsonl:{number}: "):
+            canary_set.read_canaries(tmp_path)

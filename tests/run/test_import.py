@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from helpers.import_logs import NAMES, ROWS, command, config_of, dicts
+from helpers.import_logs import NAMES, ROWS, TRAIN_ALONE, dicts, run
 
 from tfdpsq.data import BeirDirectory, importing, sets, tables, texts
-from tfdpsq.run.core import releases
+from tfdpsq.run.frame.artefacts import MARK_FILE
 from tfdpsq.validation import DataError, InputError
 
 
@@ -58,8 +58,7 @@ def _write_log(folder, kind):
 )
 def test_every_format_gives_the_same_pairs(kind, tmp_path):
     log, out = _write_log(tmp_path, kind), tmp_path / "private" / "pairs"
-    config = config_of(log, columns__user="who", dev_share=0.0, test_share=0.0)
-    result = command.run(config, out)["result"]
+    result = run(out, log, columns__user="who", **TRAIN_ALONE)
     # Six rows: one repeats another, one has no query.
     assert result["rows"] == 6 and result["pairs"] == {"train": 4}
     assert [*result["dropped"].values()] == [1, 1]
@@ -129,8 +128,8 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
             {**row, "text_id": str(texts.index(row["asked"]))} for row in dicts(rows)
         ]
         log.write_text("".join(json.dumps(row) + "\n" for row in lines))
-        command.run(config_of(log, **changes), tmp_path / name)
-        return _units(tmp_path / name)
+        run(tmp_path / "private" / name, log, **changes)
+        return _units(tmp_path / "private" / name)
 
     everybody = imported("all", rows)
     assert len({row[0] for rows in everybody.values() for row in rows}) == 3
@@ -153,23 +152,24 @@ def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
     (tmp_path / "queries.dev.tsv").write_text("9\tis it cold\n")
     (tmp_path / "qrels.train.tsv").write_text("7\t0\t0\t1\n8\t0\t1\t1\n8\t0\t5\t1\n")
     (tmp_path / "qrels.dev.tsv").write_text("9\t0\t2\t1\n")
-    config = command.default_config()
-    config.header = False
-    config.logs.train = f"{tmp_path}/qrels.train.tsv"
-    config.logs.dev = f"{tmp_path}/qrels.dev.tsv"
-    config.columns.update(query="", document="", query_id="0", document_id="2")
-    config.columns.score = "3"
-    config.queries.path = f"{tmp_path}/queries.*.tsv"
-    config.queries.columns.update(query_id="0", query="1")
-    config.corpus.path = f"{tmp_path}/collection.tsv"
-    config.corpus.columns.update(document_id="0", document="1")
-    result = command.run(config, tmp_path / "out")["result"]
+    out, columns = tmp_path / "private" / "out", {"query": "", "document": ""}
+    changes = {
+        "header": False,
+        "logs__dev": f"{tmp_path}/qrels.dev.tsv",
+        "columns": {**columns, "query_id": "0", "document_id": "2", "score": "3"},
+        "queries__path": f"{tmp_path}/queries.*.tsv",
+        "queries__columns": {"query_id": "0", "query": "1"},
+        "corpus__path": f"{tmp_path}/collection.tsv",
+        "corpus__columns": {"document_id": "0", "document": "1"},
+    }
+    result = run(out, f"{tmp_path}/qrels.train.tsv", **changes)
     assert [*result["dropped"].values()] == [1]
-    beir = BeirDirectory(tmp_path / "out")
+    beir = BeirDirectory(out)
     assert [d.content for d in beir.documents()] == ['A "cup of tea.', "Rain.", "Snow."]
     assert beir.qrels("train") == {"7": {"0": 1}, "8": {"1": 1}}
     assert beir.qrels("dev") == {"9": {"2": 1}}
-    assert command.run(config, tmp_path / "out")["result"] == result  # not made again
+    again = run(out, f"{tmp_path}/qrels.train.tsv", **changes)
+    assert again == result and len(list(out.parent.iterdir())) == 4  # not made again
 
 
 def _prepare_tfds(folder):
@@ -196,11 +196,12 @@ def _prepare_tfds(folder):
 def test_a_prepared_tfds_set_is_a_log(tmp_path, monkeypatch):
     _prepare_tfds(tmp_path / "sets")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
-    config = config_of("tfds:my_log#train", columns__user="who")
-    config.logs.test = f"tfds:{tmp_path}/sets/my_log/1.0.0#test"  # by its place
-    result = command.run(config, tmp_path / "pairs")["result"]
+    out = tmp_path / "private" / "pairs"
+    by_place = f"tfds:{tmp_path}/sets/my_log/1.0.0#test"
+    options = {"columns__user": "who", "logs__test": by_place}
+    result = run(out, "tfds:my_log#train", **options)
     assert result["rows"] == 6 and result["pairs"] == {"train": 3, "test": 1}
-    beir = BeirDirectory(tmp_path / "pairs")
+    beir = BeirDirectory(out)
     users = beir.users(field=importing.USER_FIELD)
     found = {
         (split, p.query, p.document, users[p.query_id])
@@ -215,7 +216,7 @@ def test_a_prepared_tfds_set_is_a_log(tmp_path, monkeypatch):
 def test_private_pairs_are_refused_where_things_are_released(tmp_path):
     log = _write_log(tmp_path, "jsonl")
     with pytest.raises(InputError, match="release"):
-        command.run(config_of(log), tmp_path / "release" / "pairs")
+        run(tmp_path / "release" / "pairs", log)
     assert not (tmp_path / "release").exists() and not (tmp_path / "private").exists()
 
 
@@ -232,15 +233,20 @@ def _write_set(folder, guarantee):
     return beir
 
 
-def _config_of_beir(beir):
-    config = config_of(beir / "qrels" / "train.tsv", header=False, dev_share=0.0)
-    config.columns.update(query="", document="", query_id="0", document_id="1")
-    config.queries.path = str(beir / "queries.jsonl")
-    config.queries.columns.update(query_id="_id", query="text")
-    config.corpus.path = str(beir / "corpus.jsonl")
-    config.corpus.columns.update(document_id="_id", document="text")
-    config.update(log_documents_are_public=False, test_share=0.0)
-    return config
+def _import_beir(beir, out):
+    columns = {"query": "", "document": "", "query_id": "0", "document_id": "1"}
+    return run(
+        out,
+        beir / "qrels" / "train.tsv",
+        header=False,
+        columns=columns,
+        queries__path=str(beir / "queries.jsonl"),
+        queries__columns={"query_id": "_id", "query": "text"},
+        corpus__path=str(beir / "corpus.jsonl"),
+        corpus__columns={"document_id": "_id", "document": "text"},
+        log_documents_are_public=False,
+        **TRAIN_ALONE,
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,8 +277,8 @@ def test_rows_may_come_in_any_order(tmp_path, caplog):
         log = tmp_path / f"{name}.jsonl"
         lines = [json.dumps(row) + "\n" for row in dicts(rows)[::order]]
         log.write_text("".join(lines))
-        command.run(config_of(log, columns__user="who", **times), tmp_path / name)
-        units[name] = _units(tmp_path / name)
+        run(tmp_path / "private" / name, log, columns__user="who", **times)
+        units[name] = _units(tmp_path / "private" / name)
     assert units["in"] == units["out"] and units["in"].keys() == {"ann", "bob", "cat"}
     assert {split for split, *_ in units["in"]["ann"]} == {"train"}  # also of March
     for place in (r"in.jsonl:5\)", r"in.jsonl:7\)"):  # no query; no time
@@ -317,8 +323,8 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path, monkeyp
         for key, value in changes.items()
     }
     with pytest.raises(InputError, match=message):
-        command.run(config_of(log, **changes), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        run(tmp_path / "private" / "out", log, **changes)
+    assert not (tmp_path / "private" / "out").exists()
 
 
 def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):
@@ -327,17 +333,18 @@ def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):
     shutil.copytree(certified, tmp_path / "copy")  # without the manifest
     canaries = _write_set(tmp_path / "canaries" / "data", "private")
     (canaries / sets.PART_FILE).unlink()
-    (canaries.parent / "manifest.json").rename(canaries / releases.MARK_FILE)
+    (canaries.parent / "manifest.json").rename(canaries / MARK_FILE)
+    out = tmp_path / "private"
     for beir in (certified, tmp_path / "copy", canaries):
-        with pytest.raises(InputError, match="give the log as it was collected"):
-            command.run(_config_of_beir(beir), tmp_path / "pairs")
-    assert not (tmp_path / "pairs").exists()
+        with pytest.raises(InputError, match="Give the log as it was collected"):
+            _import_beir(beir, out / "pairs")
+    assert not (out / "pairs").exists()
     # Private queries of a BEIR directory are raw, and so is what was imported of them.
     raw = shutil.copytree(canaries, tmp_path / "raw")
-    (raw / releases.MARK_FILE).unlink()
-    command.run(_config_of_beir(raw), tmp_path / "pairs")
-    command.run(_config_of_beir(tmp_path / "pairs"), tmp_path / "again")
-    assert len(list(BeirDirectory(tmp_path / "again").all_pairs("train"))) == 1
+    (raw / MARK_FILE).unlink()
+    _import_beir(raw, out / "pairs")
+    _import_beir(out / "pairs", out / "again")
+    assert len(list(BeirDirectory(out / "again").all_pairs("train"))) == 1
 
 
 def test_a_column_may_begin_late_in_a_file_of_json_lines(tmp_path):
@@ -346,13 +353,13 @@ def test_a_column_may_begin_late_in_a_file_of_json_lines(tmp_path):
     del rows[0]["user"]
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = config_of(log, columns__user="user", dev_share=0.0, test_share=0.0)
-    result = command.run(config, tmp_path / "pairs")["result"]
+    result = run(
+        tmp_path / "private" / "pairs", log, columns__user="user", **TRAIN_ALONE
+    )
     assert result["pairs"] == {"train": 2}
     assert result["dropped"] == {"it has no user": 1}
-    config = config_of(log, columns__user="usr", dev_share=0.0, test_share=0.0)
     with pytest.raises(InputError, match="no column 'usr'; it has 'asked', 'clicked'"):
-        command.run(config, tmp_path / "others")
+        run(tmp_path / "private" / "others", log, columns__user="usr")
 
 
 def test_csv_as_spark_escapes_it(tmp_path):
@@ -371,10 +378,9 @@ def test_csv_as_spark_escapes_it(tmp_path):
 def test_scores_as_floats_and_hexadecimal_users(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("asked,clicked,who,score\na,b,49018e16,1.0\na,b,007,2\n")
-    config = config_of(log, columns__user="who", dev_share=0.0, test_share=0.0)
-    config.columns.score = "score"
-    command.run(config, tmp_path / "pairs")
-    found = BeirDirectory(tmp_path / "pairs")
+    changes = {"columns__user": "who", "columns__score": "score"}
+    run(tmp_path / "private" / "pairs", log, **changes, **TRAIN_ALONE)
+    found = BeirDirectory(tmp_path / "private" / "pairs")
     assert sorted(found.users().values()) == ["007", "49018e16"]
     scores = [list(each.values()) for each in found.qrels("train").values()]
     assert sorted(scores) == [[1], [2]]
@@ -388,7 +394,7 @@ def test_the_first_row_of_a_log_without_header_is_not_repeated(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text(f"is my rash contagious,{'Rashes itch. ' * 900}\n" * 2)
     with pytest.raises(InputError, match="no column 'clicked'; .*header") as error:
-        command.run(config_of(log), tmp_path / "out")
+        run(tmp_path / "private" / "out", log)
     assert "rash" not in str(error.value).lower() and len(str(error.value)) < 500
 
 
@@ -398,9 +404,7 @@ def test_a_query_under_the_name_of_an_id_is_not_repeated(tmp_path):
     log.write_text("query_id,clicked\nis my rash contagious,Rashes itch.\n")
     changes = {"columns__query": "", "columns__query_id": "query_id"}
     with pytest.raises(InputError, match="query_id holds white space") as error:
-        command.run(
-            config_of(log, queries__path=str(queries), **changes), tmp_path / "out"
-        )
+        run(tmp_path / "private" / "out", log, queries__path=str(queries), **changes)
     assert "rash" not in str(error.value)
 
 
@@ -412,7 +416,7 @@ def test_a_damaged_row_of_tfds_is_not_repeated(tmp_path, monkeypatch):
         with tf.io.TFRecordWriter(str(path)) as writer:
             writer.write(b"is my rash contagious")
     with pytest.raises(InputError, match="my_log#test") as error:
-        command.run(config_of("tfds:my_log#test"), tmp_path / "out")
+        run(tmp_path / "private" / "out", "tfds:my_log#test")
     assert "rash" not in str(error.value)
 
 
@@ -424,7 +428,7 @@ def test_a_value_that_is_no_text_is_named_by_its_row(tmp_path):
     table = pyarrow.table({"asked": asked, "clicked": ["c", "d"]})
     pyarrow.parquet.write_table(table, tmp_path / "log.parquet")
     with pytest.raises(InputError, match="log.parquet: a value of rows 1 to 2 cannot"):
-        command.run(config_of(tmp_path / "log.parquet"), tmp_path / "out")
+        run(tmp_path / "private" / "out", tmp_path / "log.parquet")
 
 
 def test_several_values_are_not_one_text(tmp_path):
@@ -433,7 +437,7 @@ def test_several_values_are_not_one_text(tmp_path):
     log = tmp_path / "log.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), log)
     with pytest.raises(InputError, match="log.parquet:1: .*'asked'") as error:
-        command.run(config_of(log), tmp_path / "out")
+        run(tmp_path / "private" / "out", log)
     assert "rash" not in str(error.value)
 
 
@@ -446,9 +450,15 @@ def _imported_users(folder, *files):
     for name, users in enumerate(files):
         row = {"asked": ["a"] * len(users), "clicked": ["b"] * len(users), "who": users}
         pyarrow.parquet.write_table(pyarrow.table(row), folder / f"{name}.parquet")
-    config = config_of(folder, columns__user="who", dev_share=0.0, test_share=0.0)
-    result = command.run(config, folder / "pairs")["result"]
-    users = BeirDirectory(folder / "pairs").users(field=importing.USER_FIELD)
+    result = run(
+        folder.parent / "private" / folder.name,
+        folder,
+        columns__user="who",
+        **TRAIN_ALONE,
+    )
+    users = BeirDirectory(folder.parent / "private" / folder.name).users(
+        field=importing.USER_FIELD
+    )
     return sorted(users.values()), result
 
 
@@ -474,9 +484,15 @@ def test_a_large_number_that_lost_digits_is_no_id(tmp_path):
         row = {"asked": ["a"] * len(ids), "clicked": ["b"] * len(ids), "who": ids}
         pandas.DataFrame(row).to_csv(folder / f"{name}.csv", index=False)
     assert "1.2345678901234568e+18" in (folder / "feb.csv").read_text()
-    config = config_of(folder, columns__user="who", dev_share=0.0, test_share=0.0)
-    command.run(config, folder / "pairs")
-    users = BeirDirectory(folder / "pairs").users(field=importing.USER_FIELD)
+    run(
+        folder.parent / "private" / folder.name,
+        folder,
+        columns__user="who",
+        **TRAIN_ALONE,
+    )
+    users = BeirDirectory(folder.parent / "private" / folder.name).users(
+        field=importing.USER_FIELD
+    )
     assert sorted(users.values()) == [str(whole), "42"]
 
 
@@ -518,9 +534,8 @@ def test_an_id_that_is_no_text_drops_its_row(tmp_path):
     rows[0]["who"] = rows[1]["id"] = half
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = config_of(log, columns__user="who", dev_share=0.0, test_share=0.0)
-    config.columns.document_id = "id"
-    result = command.run(config, tmp_path / "pairs")["result"]
+    changes = {"columns__user": "who", "columns__document_id": "id"}
+    result = run(tmp_path / "private" / "pairs", log, **changes, **TRAIN_ALONE)
     assert result["pairs"] == {"train": 1}
     assert [*result["dropped"].values()] == [1, 1]
 

@@ -4,14 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.evaluation import ranked, read_trec_run, write_trec_run
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run import mine, train_retriever
-from tfdpsq.run.core import sources
-from tfdpsq.run.training import hard_negatives
+from tfdpsq.run.common import hard_negatives
+from tfdpsq.run.frame import runner, settings
+from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.run.stages import mine
+from tfdpsq.run.stages.train_retriever import STAGE as TRAIN_RETRIEVER
 from tfdpsq.validation import DataError, InputError
 
 
@@ -29,42 +32,34 @@ def base(tmp_path_factory):
     return base
 
 
-def _mine(base, name, **options):
-    config = _tiny.config(mine, options, private_directory=str(base / "private"))
-    return mine.run(config, base / name)
+def _mine(base, name, **changes):
+    return framed.run(mine.STAGE, base / name, **changes)
 
 
-def _config(base, **options):
-    usual = _tiny.training(
-        base,
-        pairs=str(base / "public_pairs"),
-        private_directory=str(base / "private"),
-        embedding_dim=16,
-        batch_size=4,
-        steps=2,
-        negatives=20,
-        microbatch_size=4,
-    )
-    return _tiny.config(train_retriever, options, **usual)
+def _settings(base, **changes):
+    usual = {"pairs": str(base / "public_pairs"), "init": str(base / "public")}
+    usual |= {"document_length": 24, "query_length": 10, "embedding_dim": 16}
+    usual |= {"batch_size": 4, "steps": 2, "n_is_public": True, "accountant": "rdp"}
+    return {**usual, **changes}
 
 
-def _train(base, name, **options):
-    return _tiny.train_retriever(base / name, _config(base, **options))[1]
+def _context(base, pairs, run, split="train", **own):
+    """Returns what a training with hard negatives runs with."""
+    negatives = {"run": str(run), **own}
+    changes = _settings(base, pairs=str(pairs), split=split, hard_negatives=negatives)
+    s = settings.from_config(TRAIN_RETRIEVER.Settings, changes)
+    place, given = Place.of(base / "private" / "x"), runner.open_inputs(s)
+    inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
+    return runner.Context(s, given, place, Privacy.PRIVATE, inputs)
 
 
-def _section(run, count, skip=0, made_from=""):
-    """Returns settings of hard negatives, from the pairs' own corpus."""
-    own = train_retriever.default_config().hard_negatives
-    own.update(run=str(run), count=count, skip=skip, made_from=made_from)
-    return own
-
-
-def _by_hand(own, beir, pairs):
+def _by_hand(own, pairs, split="train"):
     """Returns query -> texts of its hard negatives, from everything in memory."""
+    beir = BeirDirectory(pairs)
     texts = {document.id: document.content for document in beir.documents()}
-    qrels, run = beir.qrels("train"), read_trec_run(own.run)
+    qrels, run = beir.qrels(split), read_trec_run(own.run)
     found = {}
-    for query in {pair.query_id for pair in pairs}:
+    for query in {pair.query_id for pair in beir.pairs(split)}:
         answers = {d for d, grade in qrels[query].items() if grade > 0}
         known = {texts[d] for d in answers}
         others = [d for d, _ in ranked(run.get(query, {})) if d not in answers]
@@ -88,8 +83,8 @@ def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp
     lines = (other / "queries.jsonl").read_text().splitlines()
     lines[0] = json.dumps({**json.loads(lines[0]), "text": "graph graph joins"})
     (other / "queries.jsonl").write_text("\n".join(lines) + "\n")
-    _mine(tmp_path, "mined", pairs=str(other), k=5)
-    changed = read_trec_run(tmp_path / "mined" / mine.RUN_FILE)
+    _mine(tmp_path, "private/mined", pairs=str(other), k=5)
+    changed = read_trec_run(tmp_path / "private" / "mined" / mine.RUN_FILE)
     assert changed.pop("q0") != found["q0"]
     assert changed == {q: d for q, d in found.items() if q != "q0"}
 
@@ -97,19 +92,15 @@ def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp
 def test_mining_for_private_queries_is_a_recorded_read(base, tmp_path):
     entries = (base / "private" / "private_reads.jsonl").read_text().splitlines()
     (entry,) = [e for e in map(json.loads, entries) if "BM25" in e["what"]]
-    assert entry["where"] == "mined/run.trec"
+    assert entry["where"] == "run.trec"
     with pytest.raises(InputError, match="strict"):
-        _mine(tmp_path, "mined", pairs=str(base / "pairs"), strict=True)
-    assert not (tmp_path / "mined").exists()
-    # By itself it finds the same place as the stages beside `private/`.
-    config = mine.default_config()
-    config.pairs = str(base / "pairs")
-    mine.run(config, tmp_path / "private" / "mined")
-    (line,) = (tmp_path / "private" / "private_reads.jsonl").read_text().splitlines()
-    assert "BM25" in line and not (tmp_path / "private" / "private").exists()
+        _mine(tmp_path, "private/mined", pairs=str(base / "pairs"), strict=True)
+    assert not (tmp_path / "private" / "mined").exists()
+    with pytest.raises(InputError, match="no epsilon covers it"):
+        _mine(tmp_path, "release/mined", pairs=str(base / "pairs"))
 
 
-def test_the_table_on_disk_finds_what_a_loop_in_memory_does(tmp_path):
+def test_the_table_on_disk_finds_what_a_loop_in_memory_does(base, tmp_path):
     """Equal scores, several answers, copies of answers, queries without a hit."""
     draw = np.random.default_rng(7)
     pairs = tmp_path / "pairs"
@@ -136,33 +127,31 @@ def test_the_table_on_disk_finds_what_a_loop_in_memory_does(tmp_path):
         for query in [*list(judged)[5:], "another"]
     }
     write_trec_run(tmp_path / "run.trec", run)
-    own = _section(tmp_path / "run.trec", 3, 2)
-    source = sources.load_source(str(pairs), "train")
-    table = hard_negatives.NegativeTable(own, source)
-    expected = _by_hand(own, beir, source.pairs)
+    made_from = {"made_from": hard_negatives.BY_QUERY}
+    run = tmp_path / "run.trec"
+    c = _context(base, pairs, run, count=3, skip=2, **made_from)
+    table = hard_negatives.NegativeTable(c)
+    expected = _by_hand(c.settings.hard_negatives, pairs)
     assert {len(texts) for texts in expected.values()} >= {0, 3}
     assert {query: table.texts(query) for query in expected} == expected
 
 
-def test_judgements_are_those_of_the_split_that_is_trained_on(tmp_path):
+def test_judgements_are_those_of_the_split_that_is_trained_on(base, tmp_path):
     """A query that others judged in another split has another document there."""
     pairs = tmp_path / "pairs"
     _tiny.write_pairs(pairs)
     for split, document in (("train", "d71"), ("dev", "d70")):
         with open(pairs / "qrels" / f"{split}.tsv", "a") as file:
             file.write(f"q60\t{document}\t0\n")
-    own = _section("judged", 1)
-    source = sources.load_source(str(pairs), "dev")
     texts = {d.id: d.content for d in BeirDirectory(pairs).documents()}
-    table = hard_negatives.NegativeTable(own, source)
+    table = hard_negatives.NegativeTable(_context(base, pairs, "judged", "dev"))
     assert table.texts("q60") == [texts["d70"]] and table.texts("q61") == []
 
 
 @pytest.mark.slow  # `retriever/test_direct_methods` has the sensitivity
 def test_public_negatives_take_a_rows_own_and_say_so(base):
-    certificate = _train(
+    changes = _settings(
         base,
-        "direct",
         pairs=str(base / "pairs"),
         method="public_negatives",
         epsilon=8.0,
@@ -170,6 +159,8 @@ def test_public_negatives_take_a_rows_own_and_say_so(base):
         negatives=4,
         hard_negatives={"run": str(base / "private" / "mined"), "count": 2},
     )
+    framed.run(TRAIN_RETRIEVER, base / "direct", **changes)
+    certificate = read_certificate(base / "direct")
     assert certificate["mechanism"]["sensitivity"] == pytest.approx(0.1)
     assert certificate["fingerprints"]["hard_negatives"].startswith("keyed:")
     assert verify_certificate(certificate).problems == ()
@@ -178,24 +169,29 @@ def test_public_negatives_take_a_rows_own_and_say_so(base):
 
 def test_the_origin_of_negatives_is_known_declared_or_refused(base, tmp_path):
     """Documents that follow from queries which ε does not count are no input."""
-    pairs = str(base / "pairs")
-    fingerprint = sources.source_fingerprint(pairs, base / "private")
-    train, dev = (sources.load_source(pairs, split) for split in ("train", "dev"))
-    mined = _section(base / "private" / "mined", 2)
-    assert "mined by bm25" in hard_negatives.origin(mined, train, fingerprint)
+    pairs, mined = base / "pairs", base / "private" / "mined"
+    c = _context(base, pairs, mined, count=2)
+    hard_negatives.check(c.settings, c.given)
+    assert "mined by bm25" in hard_negatives.origin(c)
+    c = _context(base, pairs, mined, "dev")
     with pytest.raises(InputError, match="not mined for split 'dev'"):
-        hard_negatives.origin(mined, dev, fingerprint)
-    write_trec_run(tmp_path / "run.trec", {"q3": {"d5": 2.0}})
-    declared = _section(tmp_path / "run.trec", 2, 1, hard_negatives.BY_QUERY)
-    assert "declared" in hard_negatives.origin(declared, train, fingerprint)
-    unknown = _section(tmp_path / "run.trec", 2)
+        hard_negatives.check(c.settings, c.given)
+    other = tmp_path / "pairs"
+    _tiny.write_pairs(other, seed=3)
+    with pytest.raises(InputError, match="was not mined for split 'train' of"):
+        hard_negatives.origin(_context(base, other, mined))
+    run = tmp_path / "run.trec"
+    write_trec_run(run, {"q3": {"d5": 2.0}})
+    declared = _context(base, pairs, run, skip=1, made_from=hard_negatives.BY_QUERY)
+    hard_negatives.check(declared.settings, declared.given)
+    assert "declared" in hard_negatives.origin(declared)
+    c = _context(base, pairs, run)
     with pytest.raises(InputError, match="made_from is ''"):
-        hard_negatives.origin(unknown, train, fingerprint)
+        hard_negatives.check(c.settings, c.given)
 
 
 def test_what_is_mined_for_a_set_with_a_certificate_has_it(base, tmp_path):
-    _tiny.write_private_generator(tmp_path / "generator", base / "public", 8.0)
-    certificate = read_certificate(tmp_path / "generator")
+    certificate = framed.certificate(8.0)
     rows = [("who sorts the array", "d0", "Sorts it.")]
     pairs = _tiny.write_set(tmp_path / "set", rows, certificate)
     _mine(tmp_path, "mined", pairs=pairs, corpus=str(base / "pairs"))
@@ -221,11 +217,15 @@ def test_bad_negatives_are_refused_before_any_training(base, tmp_path):
         ({"hard_negatives": given({"genQ0": {"d999": 1.0}})}, "'d999'"),
         ({"hard_negatives": {"run": "none.trec", **corpus}}, "none.trec"),
         # A set that no query had a part in would be trained on what is private.
-        ({"hard_negatives": {**mined["hard_negatives"], **corpus}}, "is 'private'"),
+        (
+            {"hard_negatives": {**mined["hard_negatives"], **corpus}},
+            "no epsilon covers it",
+        ),
         ({**private, **mined, "method": "naive"}, "in-batch negatives alone"),
     ):
         with pytest.raises((InputError, DataError), match=message):
-            _train(base, "refused", **options)
+            changes = _settings(base, **options)
+            framed.run(TRAIN_RETRIEVER, base / "refused", **changes)
     assert not (base / "refused").exists()
-    with pytest.raises(InputError, match="corpus is not set"):
+    with pytest.raises(InputError, match="a set of queries. Give corpus, too"):
         _mine(tmp_path, "mined", pairs=str(base / "public_pairs"))

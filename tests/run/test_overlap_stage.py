@@ -4,12 +4,13 @@ import json
 import shutil
 
 import pytest
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, sets
 from tfdpsq.data.tfds_builder import BeirDirectoryBuilder
-from tfdpsq.run import overlap
-from tfdpsq.run.core import sources
+from tfdpsq.run.frame import records
+from tfdpsq.run.stages import overlap
 from tfdpsq.validation import DataError, InputError
 
 
@@ -33,14 +34,9 @@ def _write(path, lines):
     path.write_text("".join(line + "\n" for line in lines))
 
 
-def _config(base, **options):
-    return _tiny.config(
-        overlap, options, data=str(base / "pairs"), corpus=(str(base / "corpus"),)
-    )
-
-
-def _run(base, name="private/overlap", **options):
-    stage = overlap.run(_config(base, **options), base / name)
+def _run(base, name="private/overlap", **changes):
+    usual = {"data": str(base / "pairs"), "corpus": (str(base / "corpus"),)}
+    stage = framed.run(overlap.STAGE, base / name, **{**usual, **changes})
     found = json.loads((base / name / overlap.OVERLAP_FILE).read_text())
     lines = (base / name / overlap.MATCHES_FILE).read_text().splitlines()
     return found, [json.loads(line) for line in lines], stage
@@ -72,7 +68,8 @@ def test_shares_and_examples_are_those_of_what_was_planted(base):
 
 
 def test_looking_for_queries_is_a_recorded_read_and_for_documents_none(base):
-    found, matches, _ = _run(base, "documents", texts=("documents",), strict=True)
+    found, matches, stage = _run(base, "documents", texts=("documents",), strict=True)
+    assert stage["guarantee"] == "public"
     assert "queries" not in found and {m["of"] for m in matches} == {"documents"}
     assert not (base / "private" / "private_reads.jsonl").exists()
     with pytest.raises(InputError, match="strict"):
@@ -91,13 +88,15 @@ def test_shards_of_another_corpus_are_not_taken_up(base):
     (base / "corpus" / "c.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"c\.txt:1: byte 1 .* 0xff"):
         _run(base)
-    shards = base / "private" / ".overlap.shards"
+    shards = base / "private" / "partial" / "overlap" / "shards"
     assert shards.is_dir() and not (base / "private" / "overlap").exists()
     # What was found in a.txt as it was is not in another one.
     (base / "corpus" / "c.txt").write_bytes(sound)
     old = (base / "corpus" / "a.txt").read_text()
     _write(base / "corpus" / "a.txt", ["x", "y", "z"])
-    with pytest.raises(InputError, match=r"is of another pass.*inputs\.corpus"):
+    with pytest.raises(
+        InputError, match=r"shards of other settings or inputs.*corpus\.0"
+    ):
         _run(base)
     (base / "corpus" / "a.txt").write_text(old)
     shutil.rmtree(shards)
@@ -106,7 +105,10 @@ def test_shards_of_another_corpus_are_not_taken_up(base):
 
 def test_a_corpus_without_text_is_refused(base):
     (base / "empty.txt").write_text("\n")
-    for corpus, message in (("/no/such.txt", "/no/such.txt"), ("empty", "is empty")):
+    for corpus, message in (
+        ("/no/such.txt", "/no/such.txt"),
+        ("empty", "hold no record"),
+    ):
         path = str(base / "empty.txt") if corpus == "empty" else corpus
         with pytest.raises(InputError, match=message):
             _run(base, corpus=(path,))
@@ -125,7 +127,7 @@ def test_private_queries_and_synthetic_sets_are_no_public_corpus(base):
     tfds = {"field": "query"}
     for corpus, more in ((pairs, {}), (copy / "texts.txt", {}), (name, tfds)):
         options = {"texts": ("documents",), "corpus": (str(corpus),), **more}
-        with pytest.raises(InputError, match="give public files|is of a BEIR direct"):
+        with pytest.raises(InputError, match="release/, but what overlap makes here"):
             _run(base, "release/overlap", **options)
     assert not (base / "release").exists()
     _run(base, "release/overlap", texts=("documents",))
@@ -134,18 +136,19 @@ def test_private_queries_and_synthetic_sets_are_no_public_corpus(base):
 @pytest.mark.parametrize(
     ("path", "public"),
     [
-        ("work/report.html", False),  # of a job: shows private queries
-        ("away/queries.jsonl", False),
-        ("away/ledger.jsonl", False),
-        ("logs/generator/log.jsonl", False),
-        ("away/report.html", True),
+        ("work/private/report.txt", False),  # of a job: shows private queries
+        ("work/private/logs/generator/log.txt", False),
+        ("away/docs.txt", True),
         ("private/docs.txt", True),  # a folder of somebody else
     ],
 )
-def test_private_files_of_a_job_are_no_public_text(tmp_path, path, public):
-    for each in ("work/config.json", "work/private/fingerprint.key", path):
-        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / each).write_text("who sorts a list")
-    assert (sources.why_not_public(str(tmp_path / path)) is None) == public
-    # As raw private pairs, they are their owner's.
-    assert sources.why_not_public(str(tmp_path / path), raw_pairs=False) is None
+def test_private_files_of_a_job_are_no_public_text(base, path, public):
+    for each in (f"work/private/{records.KEY_FILE}", path):
+        (base / each).parent.mkdir(parents=True, exist_ok=True)
+        (base / each).write_text("who sorts a list\n")
+    options = {"texts": ("documents",), "corpus": (str(base / path),)}
+    if public:
+        _run(base, "release/overlap", **options)
+        return
+    with pytest.raises(InputError, match="no epsilon covers it"):
+        _run(base, "release/overlap", **options)

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers import framed
 
 from tfdpsq.data import Document, write_beir
-from tfdpsq.run import prepare
+from tfdpsq.run.stages.prepare import STAGE
 from tfdpsq.validation import InputError
 
 CHINESE = "这个函数对数组进行排序并返回结果。它需要第二个参数。"
@@ -17,8 +17,8 @@ def _run(folder, texts, size=0):
     judgements = {split: [("q0", "d0", 1)] for split in ("train", "test")}
     documents = [Document(f"d{i}", "", text) for i, text in enumerate(texts)]
     write_beir(folder / "pairs", documents, [("q0", "排序")], judgements)
-    config = tiny.config(prepare, data=str(folder / "pairs"), vocabulary_size=size)
-    return prepare.run(config, folder / "release" / "prepare")
+    given = {"data": str(folder / "pairs"), "vocabulary_size": size}
+    return framed.run(STAGE, folder / "release" / "prepare", **given)
 
 
 def test_documents_without_a_sentence_are_refused_by_their_name(tmp_path):
@@ -26,12 +26,12 @@ def test_documents_without_a_sentence_are_refused_by_their_name(tmp_path):
         _run(tmp_path, ["短", "too short", "x = [1, 2]; y = f(x, *z)"])
     said = str(refused.value)
     assert "3 to 25 words to cut" in said and "partial" not in said
-    assert not list((tmp_path / "release").iterdir())
+    assert not (tmp_path / "release").exists()
 
 
 def test_one_document_with_a_sentence_is_enough(tmp_path):
     made = _run(tmp_path, ["too short", CHINESE])
-    assert made["result"] == {"documents": 2, "public_pairs": 1}
+    assert made["result"] == {"documents": 2, "queries": 1}
 
 
 def test_release_is_the_same_whatever_people_asked(tmp_path):
@@ -51,9 +51,8 @@ def test_release_is_the_same_whatever_people_asked(tmp_path):
             [*zip(ids, asked)],
             {split: [(each, "d0", 1) for each in ids] for split in ("train", "test")},
         )
-        config = tiny.config(prepare, data=str(tmp_path / name), vocabulary_size=300)
-        out = tmp_path / "release" / name
-        prepare.run(config, out)
+        out, given = tmp_path / "release" / name, str(tmp_path / name)
+        framed.run(STAGE, out, data=given, vocabulary_size=300)
         files = {path.relative_to(out): path for path in out.rglob("*")}
         made.append(
             {

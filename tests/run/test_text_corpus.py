@@ -7,7 +7,7 @@ import pandas
 import pytest
 import tensorflow_datasets as tfds
 
-from tfdpsq.run.passes.text_corpus import corpus_parts, parts_fingerprint
+from tfdpsq.run.common.text_corpus import Texts, corpus_parts
 from tfdpsq.validation import DataError, InputError
 
 TEXTS = ["First text.", "Zweiter Text: é, 中文", "third\ttext  with spaces"]
@@ -26,10 +26,9 @@ def write_jsonl(path, texts, field="text"):
             file.write(json.dumps({"url": "u", field: text}).encode() + b"\n")
 
 
-def read(*arguments, **settings):
-    return [
-        text for part in corpus_parts(*arguments, **settings) for text in part.records()
-    ]
+def read(paths, field="text"):
+    paths = [paths] if isinstance(paths, str) else paths
+    return [text for part in corpus_parts(paths) for text in part.records(field)]
 
 
 @pytest.mark.parametrize(
@@ -69,12 +68,11 @@ def test_fingerprint_follows_names_sizes_and_times(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\n")
 
-    def fingerprint(**settings):
-        return parts_fingerprint(corpus_parts(str(tmp_path), **settings))
+    def fingerprint():
+        return Texts.open(str(tmp_path), "corpus").fingerprint(None)
 
     first = fingerprint()
     assert fingerprint() == first
-    assert fingerprint(field="body") != first
     path.write_text("one two\n")
     longer = fingerprint()
     (tmp_path / "b.txt").write_text("two\n")
@@ -87,11 +85,9 @@ def test_fingerprint_follows_names_sizes_and_times(tmp_path):
 def test_missing_and_empty_paths_are_named(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "README.md").write_text("x")
-    with pytest.raises(InputError, match="no corpus was given"):
-        corpus_parts("")
     for name in ("none.txt", "*.txt", "sub"):
         with pytest.raises(InputError, match="is no table. Give a file"):
-            corpus_parts(str(tmp_path / name))
+            Texts.open(str(tmp_path / name), "corpus")
 
 
 def test_malformed_lines_bytes_and_files_are_named(tmp_path):
@@ -146,21 +142,21 @@ def prepared(tmp_path, monkeypatch):
 
 
 def test_tfds_is_read_shard_by_shard(prepared):
-    parts = corpus_parts("tfds:tiny_corpus")
+    parts = corpus_parts(["tfds:tiny_corpus"])
     assert len(parts) == 3
-    texts = [text for part in parts for text in part.records()]
+    texts = [text for part in parts for text in part.records("text")]
     assert texts == [f"{TEXTS[1]} {number}" for number in range(100)]
     assert read("tfds:tiny_corpus#train[10:15]") == texts[10:15]
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("name", "field", "message"),
     [
-        ("tiny_corpus", {"field": "body"}, "no feature 'body'; it has text, url"),
-        ("no_such_corpus", {}, "tfds:no_such_corpus: Dataset no_such_corpus not found"),
-        ("c4/en", {}, r"tfds:c4/en: not prepared. Prepare it"),
+        ("tiny_corpus", "body", "no column 'body'; it has 'text', 'url'"),
+        ("no_such_corpus", "text", "tfds:no_such_corpus: Dataset no_such_corpus not"),
+        ("c4/en", "text", r"tfds:c4/en: not prepared. Prepare it"),
     ],
 )
-def test_missing_tfds_data_is_named(prepared, name, settings, message):
+def test_missing_tfds_data_is_named(prepared, name, field, message):
     with pytest.raises(InputError, match=message):
-        corpus_parts(f"tfds:{name}", **settings)
+        read(f"tfds:{name}", field)

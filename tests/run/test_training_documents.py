@@ -3,11 +3,12 @@
 import shutil
 
 import pytest
-from helpers import tiny
+from helpers import framed, tiny
 
 from tfdpsq.data import read_manifest, read_synthetic
-from tfdpsq.run import synthesize
-from tfdpsq.run.core import layout
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.run.frame.artefacts import SET
+from tfdpsq.run.stages.synthesize import STAGE
 from tfdpsq.validation import InputError
 
 _DECLARED = {"documents": "train", "training_documents_are_public": True}
@@ -20,28 +21,23 @@ def base(tmp_path_factory):
     tiny.write_start(base, vocabulary=300, train=8, dev=4, test=4)
     with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
         qrels.write("q0\td9\t1\nq1\td10\t0\n")  # a second answer, and none
+    lengths = {"document_length": 16, "query_length": 6}
+    model = T5QueryGenerator.from_preset(base / "public", **lengths)
+    model.save_to_huggingface(base / "short")
     return base
 
 
-def _config(base, **options):
-    return tiny.config(
-        synthesize,
-        options,
-        generator=str(base / "public"),
-        corpus=str(base / "pairs"),
-        document_length=16,
-        query_length=6,
-        batch_size=8,
-        shards=1,
-        shard_documents=5,
-    )
+def _run(base, out, **changes):
+    usual = {"generator": str(base / "short"), "corpus": str(base / "pairs")}
+    usual |= {"batch_size": 8, "shards": 1, "shard_documents": 5}
+    return framed.run(STAGE, out, **{**usual, **changes})
 
 
 def test_set_is_of_the_training_pairs_documents_and_records_the_read(base, tmp_path):
-    stage = synthesize.run(_config(base, **_DECLARED), tmp_path / "train")
-    whole = synthesize.run(_config(base), tmp_path / "corpus")
+    stage = _run(base, tmp_path / "train", **_DECLARED)
+    whole = _run(base, tmp_path / "corpus")
     few, many = (
-        {r.document_id: r.query for r in read_synthetic(tmp_path / name / layout.SET)}
+        {r.document_id: r.query for r in read_synthetic(tmp_path / name / SET)}
         for name in ("train", "corpus")
     )
     wanted = {f"d{number}" for number in (*range(8), 9)}
@@ -49,14 +45,17 @@ def test_set_is_of_the_training_pairs_documents_and_records_the_read(base, tmp_p
     assert few.keys() <= wanted and len(few) == 9 - left_out < len(many)
     # A document's query does not depend on which other documents have one.
     assert few.items() <= many.items()
-    (read,) = stage["result"]["private_reads"]
+    manifest = read_manifest(tmp_path / "train" / SET)
+    (read,) = manifest["provenance"]["private_reads"]
     assert "which documents have private training queries" in read["what"]
-    manifest = read_manifest(tmp_path / "train" / layout.SET)
-    assert manifest["provenance"]["private_reads"] == [read]
-    assert whole["result"]["private_reads"] == []
+    card = (tmp_path / "train" / SET / "README.md").read_text()
+    assert f"{read['what']}: {read['where']}" in card
+    manifest = read_manifest(tmp_path / "corpus" / SET)
+    assert manifest["provenance"]["private_reads"] == []
     # Other training documents are another input, so the set is not taken for theirs.
-    assert stage["inputs"]["training_documents"] != stage["inputs"]["corpus"]
-    assert "training_documents" not in whole["inputs"]
+    inputs, others = stage["depends"]["inputs"], whole["depends"]["inputs"]
+    assert inputs["training_documents"] != inputs["corpus"]
+    assert "training_documents" not in others
 
 
 def test_removing_a_query_removes_its_document(base, tmp_path):
@@ -66,8 +65,9 @@ def test_removing_a_query_removes_its_document(base, tmp_path):
     kept = [line for line in lines if not line.startswith("q3\t")]
     (pairs / "qrels" / "train.tsv").write_text("".join(kept))
     whole, left = (
-        synthesize.training_documents(_config(base, corpus=str(path)))
-        for path in (base / "pairs", pairs)
+        {row.document_id for row in read_synthetic(tmp_path / name / SET)}
+        for name, path in {"whole": base / "pairs", "left": pairs}.items()
+        if _run(base, tmp_path / name, corpus=str(path), **_DECLARED)
     )
     assert whole - left == {"d3"} and not left - whole
 
@@ -83,5 +83,5 @@ def test_removing_a_query_removes_its_document(base, tmp_path):
 )
 def test_undeclared_or_missing_documents_are_refused(base, tmp_path, options, message):
     with pytest.raises(InputError, match=message):
-        synthesize.run(_config(base, **options), tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+        _run(base, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from typing import Any
 from tfdpsq.data.io import atomic_write
 from tfdpsq.data.sets import SCHEMA
 from tfdpsq.run.frame.places import Privacy
-from tfdpsq.run.reporting import certificates_in_words
+from tfdpsq.run.report import certificates_in_words
 
 FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
@@ -116,7 +116,7 @@ def _protection(manifest: Mapping[str, Any]) -> list[str]:
         return [said, *_with_reads(reads)]
     card = certificates_in_words.in_words([{"name": "", "certificate": certificate}])
     (own,) = card["cards"]
-    shown = ("What is protected", "Neighbouring data", "ε and δ", "Mechanism", "Units")
+    shown = ("Protected", "Neighbouring data", "Mechanism", "Sampler", "Steps")
     facts = [f"{name}: {own['particulars'][name]}" for name in shown]
     found = own["particulars"].get(_READS, [])
     found = [*(found if isinstance(found, list) else [found]), *reads]

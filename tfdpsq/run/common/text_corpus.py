@@ -37,7 +37,9 @@ class Table(Artefact):
         found, privacy = "", Privacy.PUBLIC
         for file in tables.files_of(path, cls.ends):
             made = not found and _is_made(file)
-            if made or artefacts.class_stated(file) > Privacy.PUBLIC:
+            name, folder = file.split("/")[-1], file.split("/")[-2:-1]
+            asked = name.startswith("queries.jsonl") or folder == ["qrels"]  # of BEIR
+            if made or asked or artefacts.class_stated(file) > Privacy.PUBLIC:
                 privacy = Privacy.PRIVATE
             found = file if made else found
         return cls(path, privacy, facts={"made": found})

@@ -144,7 +144,7 @@ class Audit(Stage):
         _require_trained_on(c)
         if c.given["synthetic"] is not None:
             _require_own_set(c)
-        subject = _load(c, made)
+        subject = load(c, made)
         attacks.require_whole(made, subject.documents, subject.model.preprocessor)
         guarantee = _guarantee(c.given["generator"].certificate)
         # Without a claim (ε = ∞) the bound is on pure DP.
@@ -174,7 +174,7 @@ class Audit(Stage):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A generator under audit.
 
     Attributes:
@@ -234,7 +234,7 @@ class _Subject:
             yield row.query
 
 
-def _load(c: Context, made: Sequence[Canary]) -> _Subject:
+def load(c: Context, made: Sequence[Canary]) -> Subject:
     """Loads the models, and the documents of the canaries."""
     s = c.settings
     with c.scope():
@@ -259,7 +259,7 @@ def _load(c: Context, made: Sequence[Canary]) -> _Subject:
         given = [(row.document_id, row.query) for row in rows]
         # Of documents that end with a secret, queries were written with it in view.
         given = [row for row in given if not row[0].startswith(canary_set.ID_PREFIX)]
-    return _Subject(c, model, scorer, references, texts, given)
+    return Subject(c, model, scorer, references, texts, given)
 
 
 def _pairs(c: Context) -> Any:
@@ -323,7 +323,7 @@ def _guarantee(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _canaries(
-    subject: _Subject, ranked: Sequence[Canary], guarantee: Mapping[str, Any]
+    subject: Subject, ranked: Sequence[Canary], guarantee: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns an entry per number of repetitions and form, and one for all forms."""
     if not ranked:
@@ -382,9 +382,7 @@ def _canaries(
     return found
 
 
-def _one_run(
-    subject: _Subject, coins: Sequence[Canary], delta: float
-) -> dict[str, Any]:
+def _one_run(subject: Subject, coins: Sequence[Canary], delta: float) -> dict[str, Any]:
     """Returns bounds from the canaries with a coin: the model's, and the set's own."""
     if not coins:
         return {}
@@ -407,7 +405,7 @@ def _one_run(
     return found
 
 
-def _membership(subject: _Subject) -> dict[str, Any]:
+def _membership(subject: Subject) -> dict[str, Any]:
     """Returns how well each score tells training queries from others."""
     s, own = subject.c.settings, subject.model.preprocessor
     split = subject.c.given["generator"].facts["split"]

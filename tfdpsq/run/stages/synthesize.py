@@ -23,12 +23,12 @@ from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthe
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
-from tfdpsq.run.common import data_card
+from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
+from tfdpsq.run.frame.progress import ShardProgress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
-from tfdpsq.run.passes import document_rates, pass_progress
 from tfdpsq.validation import InputError
 
 _EXTENSION = "tfrecord"
@@ -126,10 +126,10 @@ class Synthesize(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             read, first = parts.read(index), parts.first(index)
-            progress = pass_progress.PassProgress(
-                c.place.logs if c.place.is_local else None,
+            progress = ShardProgress(
+                c.place.logs,
                 "queries",
-                (index, len(parts)),
+                index,
                 total=round(parts.size(index) * each),
                 first=round(first * each),
             )
@@ -176,12 +176,12 @@ class Synthesize(runner.ShardedStage):
             return None
         return c.given["corpus"].beir().answered(c.settings.split)
 
-    def _rates(self, c: Context) -> document_rates.Rates | None:
+    def _rates(self, c: Context) -> documents.Rates | None:
         """Returns how many queries a document gets by the histogram."""
         given, s = c.given["histogram"], c.settings
         if given is None:
             return None
-        histogram = document_rates.Histogram.load(given.path)
+        histogram = documents.Histogram.load(given.path)
         if histogram.corpus != c.inputs["corpus"]:
             raise InputError(
                 f"histogram is {s.histogram}, which was made of another corpus than "
