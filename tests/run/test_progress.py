@@ -13,9 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpsq import validation
 from tfdpsq.privacy import PrivacySpec, make_plan
-from tfdpsq.run.core import point_log
-from tfdpsq.run.core.progress import Progress, log_directory
-from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.frame.progress import LOG_FILE, Progress, ShardProgress, read_points
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -31,7 +29,7 @@ class _Clock:
 
 
 def _points(directory):
-    lines = (directory / point_log.FILE_NAME).read_text().splitlines()
+    lines = (directory / LOG_FILE).read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -63,9 +61,9 @@ def _run(progress, clock, steps, seconds=None):
 
 def test_rates_and_percentiles_are_those_of_recorded_times(tmp_path):
     clock = _Clock()
-    progress = Progress(tmp_path, 1500, True, 32, 32 * 120, clock=clock)
-    took = _run(progress, clock, range(1, 1501))
-    curve = progress.close()
+    progress = Progress(tmp_path, 1500, batch_size=32, tokens=120, clock=clock)
+    with progress:
+        took = _run(progress, clock, range(1, 1501))
     points = _points(tmp_path)
     last = points[-1]
     # The first step of a process is traced, too; of the others the last thousand.
@@ -83,18 +81,15 @@ def test_rates_and_percentiles_are_those_of_recorded_times(tmp_path):
     assert steps[-1] == 1500 and len(steps) < 300
     for start, point in zip([0, *steps[:-1]], points):
         assert point["loss"] == pytest.approx((start + 1 + point["step"]) / 2)
-    assert curve["step"] == steps
-    assert curve == json.loads((tmp_path / "curve.json").read_text())
 
 
 def test_strict_mode_logs_steps_and_epsilon_alone(tmp_path, capfd):
     clock = _Clock()
-    progress = Progress(
-        tmp_path, 400, False, 32, 3840, 50, lambda step: step / 100, clock=clock
-    )
-    # Slow steps make no points of their own: these would tell how slow they were.
-    _run(progress, clock, range(1, 401), seconds=30.0)
-    assert progress.close() == {"step": [], "loss": [], "seconds": []}
+    options = {"measured": False, "batch_size": 32, "tokens": 120, "save_every": 50}
+    options["epsilon"] = lambda step: step / 100
+    with Progress(tmp_path, 400, **options, clock=clock) as progress:
+        # Slow steps make no points of their own: these would tell how slow they were.
+        _run(progress, clock, range(1, 401), seconds=30.0)
     points = _points(tmp_path)
     assert points == [
         {"step": step, "of": 400, "epsilon": step / 100} for step in range(2, 401, 2)
@@ -142,9 +137,9 @@ def test_epsilon_so_far_is_never_less_than_what_is_spent(name):
 # middle of a line.
 _KILLED = """
 import os, pathlib, signal, sys
-from tfdpsq.run.core.progress import Progress
+from tfdpsq.run.frame.progress import Progress
 out = pathlib.Path(sys.argv[1])
-progress = Progress(out, 600, True, 8, 80, 5)
+progress = Progress(out, 600, batch_size=8, tokens=10, save_every=5)
 for step in range(1, 18):
     progress(step, float(step))
 with open(out / "log.jsonl", "ab") as file:
@@ -158,13 +153,14 @@ def test_killed_run_logs_every_step_once(tmp_path):
     script.write_text(_KILLED)
     child = forking.run([sys.executable, str(script), str(tmp_path)], cwd=ROOT)
     assert child.returncode == -9, child.stderr
-    before = point_log.read_points(tmp_path / point_log.FILE_NAME)
+    before = read_points(tmp_path / LOG_FILE)
     time.sleep(1.1)  # TensorBoard reads files in the order of the second they are of
     # Every third step, and every step after which a state is saved.
     assert [point["step"] for point in before] == [3, 5, 6, 9, 10, 12, 15]
     # The last state is that after 15 steps; 16 and 17 are taken again.
     clock = _Clock()
-    with Progress(tmp_path, 600, True, 8, 80, 5, clock=clock) as progress:
+    options = {"batch_size": 8, "tokens": 10, "save_every": 5}
+    with Progress(tmp_path, 600, **options, clock=clock) as progress:
         _run(progress, clock, range(16, 601), seconds=0.5)
     points = _points(tmp_path)
     assert points[: len(before)] == before
@@ -182,18 +178,29 @@ def test_killed_run_logs_every_step_once(tmp_path):
 def test_place_of_logs_is_tried_before_the_first_step(tmp_path):
     """It was told when a step, or all of them, had been paid for."""
     (tmp_path / "log" / "log.jsonl").mkdir(parents=True)
-    (tmp_path / "curve" / "curve.json").mkdir(parents=True)
     (tmp_path / "run").write_text("a file")
-    for name in ("log", "curve", "run"):
-        with pytest.raises(validation.InputError, match=name):
+    for name in ("log", "run"):
+        with pytest.raises((OSError, validation.InputError), match=name):
             Progress(tmp_path / name, 10)
 
 
-def test_logs_never_lie_in_a_release(tmp_path):
-    logs = tmp_path / "private" / "logs" / "one"
-    assert log_directory(tmp_path / "release" / "one") == logs
-    assert log_directory(tmp_path / "private" / "one") == logs
-    assert log_directory(tmp_path / "one") == logs
-    assert pass_progress.log_of(str(tmp_path / "release" / ".one.shards")) == logs
-    assert pass_progress.log_of("gs://bucket/.one.shards") is None
-    assert log_directory(tmp_path / "one", "/elsewhere").parts[:2] == ("/", "elsewhere")
+# -- Shards --------------------------------------------------------------------------
+
+
+def test_shards_of_several_processes_share_a_log(tmp_path):
+    for index in range(2):
+        with ShardProgress(tmp_path, "queries", index, 6, first=6 * index) as progress:
+            progress.add(4, tokens=40)
+            progress.add(2, tokens=20)
+    points = read_points(tmp_path / LOG_FILE)
+    assert [(p["at"], p["shard"], p["queries"], p["of"]) for p in points] == [
+        (6, 0, 6, 6),
+        (12, 1, 6, 6),
+    ]
+    assert all(p["queries_per_second"] > 0 < p["tokens_per_second"] for p in points)
+
+
+def test_shard_without_a_disk_for_its_log_is_made(tmp_path):
+    (tmp_path / "logs").write_text("a file")
+    with ShardProgress(tmp_path / "logs", "queries", 0, 2) as progress:
+        progress.add(2)

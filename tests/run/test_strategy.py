@@ -3,15 +3,14 @@
 import json
 import os
 import signal
+import sys
 import time
-import types
 
-import ml_collections
 import pytest
 
-from tfdpsq import validation
-from tfdpsq.run.core import stages
-from tfdpsq.run.devices import clusters, preemption, strategy
+from tfdpsq.run.frame import devices, process, runner
+from tfdpsq.run.frame.places import Place
+from tfdpsq.validation import InputError
 
 _TWO = {"worker": ["a:1", "b:2"]}
 
@@ -21,40 +20,45 @@ def _tf_config(cluster=_TWO, kind="worker", index=0):
 
 
 @pytest.mark.parametrize(
-    "found, message",
+    "found",
     [
-        ("", "is not set"),
-        ("{", "not a cluster and task"),
-        (_tf_config(index=2), "worker 2, which is not in"),
-        (_tf_config({**_TWO, "ps": ["c:3"]}), r"jobs \['ps'\]"),
-        (_tf_config({"worker": ["a", "b:2"]}), "'a', which is not host:port"),
-        (_tf_config({"worker": ["a:1", "a:1"]}), "an address twice"),
+        "",
+        "{",
+        _tf_config(index=2),
+        _tf_config({**_TWO, "ps": ["c:3"]}),
+        _tf_config({"worker": ["a", "b:2"]}),
     ],
 )
-def test_bad_tf_config_is_refused_with_an_example(found, message):
-    with pytest.raises(validation.InputError, match=message) as raised:
-        clusters.read_tf_config(found)
+def test_bad_tf_config_is_refused_with_an_example(found):
+    with pytest.raises(InputError, match="names no cluster and task") as raised:
+        devices.read_tf_config(found)
     assert '"index": 0' in str(raised.value)
 
 
 def test_good_tf_config_is_read():
-    assert clusters.read_tf_config(_tf_config(index="1")) == (_TWO, "worker", 1)
+    assert devices.read_tf_config(_tf_config(index="1")) == {"worker": 2}
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"kind": "gpu"}, "strategy is 'gpu'"),
-        ({"kind": "mirrored", "offered": ("default",)}, "it trains nothing"),
         ({"kind": "tpu"}, "tpu is not set"),
-        ({"tpu": "local"}, "tpu is 'local'"),
-        ({"kind": "mirrored", "replicas": -1}, "replicas is -1"),
+        ({"tpu": "local"}, "tpu is 'local', which applies to strategy 'tpu' only"),
+        ({"replicas": 2}, "replicas is 2, which applies to strategy 'mirrored' only"),
     ],
 )
 def test_flags_without_meaning_are_refused(flags, message):
-    with pytest.raises(validation.InputError, match=message):
-        with strategy.opened(**flags):
+    with pytest.raises(InputError, match=message):
+        with devices.opened(**flags):
             pass
+
+
+def test_batch_that_replicas_cannot_share_is_refused(strategy_of):
+    two = devices.Devices(strategy_of(2))
+    assert two.replicas == 2 and two.chief and not two.several_workers
+    two.require_share(8)
+    with pytest.raises(InputError, match="batch_size is 9, which 2 replicas cannot"):
+        two.require_share(9)
 
 
 # -- Being asked to end ---------------------------------------------------------------
@@ -65,7 +69,7 @@ def notice():
     """One that listens; afterwards the signals are handled as before."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in numbers}
-    made = preemption.Notice()
+    made = process.Notice()
     made.listen()
     yield made
     for number, handler in before.items():
@@ -90,33 +94,30 @@ def test_signal_in_the_last_step_ends_before_the_next_training(notice):
     with pytest.raises(SystemExit) as raised:
         with notice.training():
             reached.append("a step is paid")
-    assert raised.value.code == preemption.RESTART and not reached
+    assert raised.value.code == process.RESTART and not reached
 
 
-def test_signal_in_the_last_step_ends_a_job_after_its_stage(notice, tmp_path):
-    (tmp_path / "work").mkdir()
-    job = stages.Stages(tmp_path / "work")
-    devices = strategy.Devices(notice=notice)
-    ran = []
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_an_object_is_finalised_is_not_lost(notice, monkeypatch, number):
+    """Python prints what `__del__` raises, and goes on: to the next paid step."""
 
-    def run(config, out, given):
-        with given.notice.training():
-            os.kill(os.getpid(), signal.SIGTERM)
-        ran.append(out.name)
-        return {"seconds": 1.0}
+    class Finalised:
+        def __del__(self):
+            os.kill(os.getpid(), number)
+            sum(range(1000))
 
-    module = types.SimpleNamespace(run=run)
-    with pytest.raises(SystemExit) as raised:
-        job.run(module, ml_collections.ConfigDict(), "a", True, devices)
-    assert raised.value.code == preemption.RESTART
-    assert ran == ["a"] and stages.Stages(tmp_path / "work").seconds == {"a": 1.0}
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)
+    Finalised()
+    with pytest.raises(SystemExit):
+        with notice.training():
+            pass
 
 
 def test_sigterm_outside_of_training_ends_at_once_with_75(notice):
     with pytest.raises(SystemExit) as raised:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
-    assert raised.value.code == preemption.RESTART == 75
+    assert raised.value.code == process.RESTART == 75
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
@@ -124,20 +125,19 @@ def test_sigterm_outside_of_training_ends_at_once_with_75(notice):
 
 def test_importing_a_stage_changes_no_signal_handler():
     before = signal.getsignal(signal.SIGTERM)
-    with preemption.Notice().training() as asked:
+    with process.Notice().training() as asked:
         assert not asked() and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_scratch_of_dead_workers_is_removed_and_of_living_ones_kept(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(strategy.tempfile, "tempdir", str(tmp_path))
-    left, new = tmp_path / "tfdpsq-worker-left", tmp_path / "tfdpsq-worker-new"
-    for path in (left, new):
-        (path / "private").mkdir(parents=True)
-    os.utime(left, (1, 1))
-    with strategy.scratch_directory() as living:
-        os.utime(living, (1, 1))
-        with strategy.scratch_directory() as other:
-            assert set(tmp_path.iterdir()) == {new, living, other}
-    assert set(tmp_path.iterdir()) == {new}
+# -- Several workers -----------------------------------------------------------------
+
+
+def test_worker_that_is_not_the_chief_writes_in_a_place_of_its_own(tmp_path):
+    place = Place.of(tmp_path / "release" / "one")
+    left = place.private / "workers" / "worker1" / "private" / "rows"
+    left.mkdir(parents=True)  # by a worker that was killed
+    with runner.scratch(place, "worker1") as own:
+        assert own.name == "one" and not left.exists()
+        assert own.private.is_relative_to(place.private)
+        own.partial.mkdir(parents=True)
+    assert not (place.private / "workers" / "worker1").exists()

@@ -363,6 +363,20 @@ class Histogram(Artefact):
     wanted = "what histogram wrote"
 
 
+class Convertible(Artefact):
+    """What `convert` reads; opened as the kind that it is."""
+
+    wanted = "a T5, what train_retriever wrote, or a set of queries"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """See `Artefact.open`."""
+        kinds = (SyntheticSet, Retriever)
+        inside = (path, f"{path}/{SET}")
+        found = [kind for kind in kinds for each in inside if kind.is_at(each)]
+        return (*found, Generator)[0].open(path, setting)
+
+
 class File(Artefact):
     """Any file or directory that somebody else made."""
 
