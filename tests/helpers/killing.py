@@ -14,14 +14,15 @@ from helpers import forking
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def command(stage, directory, settings):
-    """Returns the command for a stage, with its config file if it has one."""
+def command(stage, directory, settings, configured=True):
+    """Returns the command for a stage, `configured` with its config file if any."""
     config = ROOT / "configs" / f"{stage}.py"
     return [
         sys.executable,
         "-m",
-        f"tfdpsq.run.{stage}",
-        *([f"--config={config}"] if config.is_file() else []),
+        "tfdpsq.run",
+        stage,
+        *([f"--config={config}"] if configured and config.is_file() else []),
         f"--workdir={directory}",
         *(f"--config.{key}={value}" for key, value in settings.items()),
     ]

@@ -6,6 +6,7 @@ tested here, too.
 """
 
 import base64
+import dataclasses
 import gzip
 import hmac
 import json
@@ -25,13 +26,15 @@ from helpers.secret_search import Secret, find_secrets
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.randomness.noise import DRAWS
 from tfdpsq.privacy.randomness.secure import derived_seed
-from tfdpsq.run.core import outputs, releases, sources, workdir
-from tfdpsq.run.passes import passes, sharded_stages
+from tfdpsq.run.frame import records, runner, settings
+from tfdpsq.run.frame.places import Place
+from tfdpsq.run.frame.progress import LOG_FILE, read_points
 
 pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
 
 _NOISE = (f"noise {draw}" for draw in range(DRAWS))
 _PURPOSES = (*_NOISE, "dropout", "global", "sampler")
+_MODIFIED = 315_532_800  # 1980-01-01, the first day of zip files
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
 
 
@@ -80,26 +83,26 @@ def _measured(job):
     """Losses and times: private measurements that no ε covers."""
     private = job.directory / "private"
     found = []
-    for path in sorted(private.rglob("curve.json")):
-        curve = json.loads(path.read_text())
-        for key in ("loss", "seconds"):
-            # The loss of an empty batch is 0, of which every file is full.
-            found += [
-                Secret(f"{key} in {path.parent.name}", v) for v in curve[key] if v
-            ]
-    seconds = json.loads((private / "seconds.json").read_text())
-    # Other numbers, too, are 3.7 or 0.25: two digits are too few to mean something.
-    return found + [
-        Secret(f"seconds of {stage}", value)
-        for stage, value in seconds.items()
-        if value > 1 and value * 10 % 1
-    ]
+    for path in sorted(private.glob(f"logs/*/{LOG_FILE}")):
+        for point in read_points(path):
+            for key in ("loss", "seconds"):
+                # The loss of an empty batch is 0, of which every file is full.
+                if point.get(key):
+                    name = f"{key} in {path.parent.name}"
+                    found.append(Secret(name, float(point[key])))
+    for path in sorted(private.glob("records/*.json")):
+        for one in json.loads(path.read_text())["tries"]:
+            value = one["seconds"]
+            # Other numbers, too, are 3.7 or 0.25: two digits are too few.
+            if value > 1 and value * 10 % 1:
+                found.append(Secret(f"seconds of {path.stem}", value))
+    return found
 
 
 def _queries(job):
     """Their texts and tokens, and the hash of them all without its key."""
-    vocabulary = job.directory / "release" / "prepare" / "vocabulary"
-    ids, lengths = Tokenizer(str(vocabulary / "spiece.model")).encode(job.queries, 12)
+    vocabulary = job.directory / "release" / "generator_eps8" / "spiece.model"
+    ids, lengths = Tokenizer(vocabulary).encode(job.queries, 12)
     pairs = BeirDirectory(job.directory.parent / "pairs")
     return [
         Secret("the plain fingerprint of the pairs", pairs.fingerprint()),
@@ -132,7 +135,7 @@ def test_release_holds_no_secret(job, kind):
 
 # Names of what must never be released.
 _PRIVATE_NAMES = re.compile(
-    r"private|.*\.key|ledger.*|secrets.*|private_reads.*|seconds.*|curve.*|log\.jsonl"
+    r"private|.*\.key|ledger.*|secrets.*|private_reads.*|records|log\.jsonl"
     r"|.*tfevents.*|.*\.trec|metrics\.json|canaries\.jsonl|report\.html|results\.json"
     r"|step-\d+\.npz|.*\.partial"
 )
@@ -153,8 +156,7 @@ def test_release_holds_public_and_certified_outputs_alone(job):
     }
     of_queries = ("eps8", "adapter_eps0_5", "histogram_eps0.4")
     assert stated == {
-        name: releases.CERTIFIED if name.endswith(of_queries) else releases.PUBLIC
-        for name in stated
+        name: "certified" if name.endswith(of_queries) else "public" for name in stated
     }
     assert len(stated) >= 8
     assert not [p for p in release.rglob("*") if _PRIVATE_NAMES.fullmatch(p.name)]
@@ -166,7 +168,7 @@ def test_no_file_of_the_release_holds_a_time(job):
     """Times of files, of members of archives, and in the header of gzip."""
     release, archives, found = job.directory / "release", 0, []
     for path in (release, *release.rglob("*")):
-        if path.stat().st_mtime != outputs.MODIFIED:
+        if path.stat().st_mtime != _MODIFIED:
             found.append(path)
         if path.is_file() and zipfile.is_zipfile(path):
             archives += 1
@@ -197,31 +199,48 @@ def test_no_entry_of_the_release_is_called_a_time(job):
     }
     told = {key for path in paths for key in _keys_of(json.loads(path.read_text()))}
     assert not [key for key in told if _TIMES.search(key)]
-    seconds = _keys_of(json.loads((job.directory / "results.json").read_text()))
-    assert any(map(_TIMES.search, seconds))  # no blind search
+    results = json.loads((job.directory / "private" / "results.json").read_text())
+    assert any(map(_TIMES.search, _keys_of(results)))  # no blind search
 
 
-@pytest.mark.parametrize("kind", ["stage", "pass"])
+@dataclasses.dataclass(frozen=True)
+class _NoSettings(settings.Settings):
+    pass
+
+
+class _Plain(runner.Stage):
+    name, Settings = "plain", _NoSettings
+
+    def run(self, c):
+        (c.out / "result.txt").write_text("done")
+        return {"rows": 3}
+
+
+class _Pass(runner.ShardedStage):
+    name, Settings = "pass", _NoSettings
+
+    def parts(self, c):
+        return (1, 2)
+
+    def start(self, c):
+        return lambda index, out: open(out.path("row"), "w").close()
+
+    def merge(self, c, shards):
+        return _Plain.run(self, c)
+
+
+@pytest.mark.parametrize("kind", [_Plain, _Pass])
 def test_stage_writes_the_same_however_long_it_took(tmp_path, monkeypatch, kind):
     """The same bytes whether its clock runs fast or slow: times are private."""
     monkeypatch.setattr(secrets, "token_hex", lambda length: "0" * 2 * length)
-    out = tmp_path / "stage"  # the same: a record says where it was written
-    arguments = releases.Output(out, releases.PUBLIC, "rows"), {"seed": 1}, {"a": "f"}
-
-    def make(out, *_):
-        (out / "result.txt").write_text("done")
-        return {"rows": 3}
+    out = tmp_path / "stage"
 
     def written(speed):
         with monkeypatch.context() as patch:
             for name in ("time", "monotonic", "perf_counter"):
                 own = getattr(time, name)
                 patch.setattr(time, name, lambda own=own: 1e9 + speed * own())
-            if kind == "stage":
-                workdir.run_stage(*arguments, make)
-            else:
-                work = passes.Work("rows", 2, lambda: lambda index, shard: None)
-                sharded_stages.run_stage(*arguments, work, make, passes.ALONE)
+            runner.execute(kind(), _NoSettings(), Place.of(out))
         found = {path.name: path.read_bytes() for path in out.rglob("*")}
         shutil.rmtree(out)
         return found
@@ -235,9 +254,9 @@ def test_fingerprints_of_pairs_are_keyed_by_their_owner(tmp_path):
     """With a key that everybody has, guesses at a private query could be tested."""
     found = []
     for name in ("one", "other"):
-        found.append(sources.keyed_fingerprint("f00", tmp_path / name))
-        assert sources.keyed_fingerprint("f00", tmp_path / name) == found[-1]
-        key = bytes.fromhex((tmp_path / name / sources.KEY_FILE).read_text())
+        found.append(records.keyed_fingerprint("f00", tmp_path / name))
+        assert records.keyed_fingerprint("f00", tmp_path / name) == found[-1]
+        key = bytes.fromhex((tmp_path / name / records.KEY_FILE).read_text())
         assert found[-1] == f"keyed:{hmac.new(key, b'f00', 'sha256').hexdigest()}"
         assert len(key) == 32 and len(set(key)) > 20
     assert found[0] != found[1]
@@ -258,11 +277,11 @@ def test_search_finds_secrets_where_they_belong(job):
     )
     for path, name in (
         ("fingerprint.key", "the fingerprints' key as text"),
-        ("logs/generator_eps8/curve.json", "loss in generator_eps8 as decimal"),
-        ("seconds.json", "seconds of "),
+        (f"logs/generator_eps8/{LOG_FILE}", "loss in generator_eps8 as decimal"),
+        ("records/generator_eps8.json", "seconds of "),
     ):
         assert f"{path}: {name}" in found
-    # results.json shows held-out private queries, and lies beside both.
+    # results.json shows held-out private queries.
     assert any(
         "a private query as" in f for f in find_secrets(job.directory, _queries(job))
     )

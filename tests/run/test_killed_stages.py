@@ -1,0 +1,167 @@
+"""Every stage, killed with SIGKILL at random moments, and started again.
+
+The same command finishes, each step is paid once, and at no moment is anything private
+outside `private/`.
+"""
+
+import json
+import os
+import random
+import time
+
+import pytest
+from helpers import forking, killing, tiny
+from helpers.secret_search import Secret, find_secrets
+
+from tfdpsq.privacy.checkpoint import SECRETS, STATE
+from tfdpsq.run.frame import records
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+_SEED = 7
+_KILLS = 3  # of each command, unless it is faster
+_SPLITS = ("train", "dev", "test")
+_T5 = {"document_length": 24, "query_length": 10, "batch_size": 8, "steps": 8}
+_PRIVATE = {"n_is_public": True, "accountant": "rdp", "save_every": 2}
+
+
+def _commands(base):
+    """Yields name of the output, stage and settings, in the order of a job."""
+    work, raw = base / "work", base / "raw"
+    release, private = work / "release", work / "private"
+    pairs, public = private / "pairs", base / "public"
+    ids = {"columns.query": "", "columns.document": "", "header": False}
+    yield (
+        private / "pairs",
+        "import",
+        {
+            **{f"logs.{part}": raw / f"{part}.tsv" for part in _SPLITS},
+            **ids,
+            "columns.query_id": "0",
+            "columns.document_id": "1",
+            "queries.path": base / "start/pairs/queries.jsonl",
+            "queries.columns.query_id": "_id",
+            "queries.columns.query": "text",
+            "corpus.path": base / "start/pairs/corpus.jsonl",
+            "corpus.columns.document_id": "_id",
+            "corpus.columns.document": "text",
+        },
+    )
+    public = base / "start" / "public"
+    yield release / "prepare", "prepare", {"data": pairs, "vocabulary_size": 320}
+    counted = {"pairs": pairs, "epsilon": 0.5, "clusters": 8, "n_is_public": True}
+    yield release / "histogram", "histogram", {**counted, "accountant": "rdp"}
+    trained = {"pairs": pairs, "init": public, **_T5, **_PRIVATE}
+    yield release / "generator", "finetune", trained
+    written = {"generator": release / "generator", "corpus": pairs, "batch_size": 16}
+    written |= {"shard_documents": 16}
+    yield release / "synthetic", "synthesize", written
+    kept = {"synthetic": release / "synthetic", "corpus": pairs, "duplicates": True}
+    yield release / "filtered", "filter", kept
+    yield private / "mined", "mine", {"pairs": pairs}
+    by_set = {"pairs": release / "filtered" / "set", "init": public, **_T5}
+    by_set |= {"embedding_dim": 16}
+    yield release / "retriever", "train_retriever", by_set
+    direct = {**trained, "method": "public_negatives", "epsilon": 8.0, "negatives": 4}
+    direct |= {"embedding_dim": 16}
+    yield release / "direct", "train_retriever", direct
+    yield (
+        release / "embedded",
+        "embed",
+        {"retriever": release / "retriever", "corpus": pairs, "shard_documents": 32},
+    )
+    embedded = base / "embedded"
+    adapter = {"pairs": pairs, "documents": embedded, "queries": embedded, "steps": 8}
+    adapter |= {"encoder_is_public": True, "epsilon": 8.0, **_PRIVATE}
+    del adapter["save_every"]
+    yield release / "adapter", "train_adapter", adapter
+    yield release / "reranker", "rerank", {"generator": release / "generator"}
+    converted = {"input": release / "generator", "format": "keras_nlp"}
+    yield release / "converted", "convert", converted
+    yield private / "evaluation", "evaluate", {"data": pairs, "resamples": 50}
+    made = {"data": pairs, "trials": 1, "repetitions": "(2,)", "candidates": 20}
+    yield private / "canaries", "canaries", {**made, "coins": 24, "digits": 8}
+    audited = {**trained, "pairs": private / "canaries" / "data", "query_length": 48}
+    yield private / "audited", "finetune", audited
+    attacked = {"canaries": private / "canaries", "generator": private / "audited"}
+    attacked |= {"samples_per_document": 1, "members": 10}
+    yield private / "audit", "audit", attacked
+    texts = {"data": pairs, "corpus": f'("{base}/texts.txt",)', "draws": 1}
+    yield private / "overlap", "overlap", texts
+
+
+def _write_inputs(base):
+    """Writes pairs, a public T5, embeddings, and a corpus; returns the queries."""
+    queries = tiny.write_start(base / "start", further=(" ".join("0123456789"),) * 40)
+    (base / "raw").mkdir()
+    for path in (base / "start" / "pairs" / "qrels").glob("*.tsv"):
+        rows = path.read_text().splitlines(True)[1:]
+        (base / "raw" / path.name).write_text("".join(rows))
+    tiny.write_embedded(base / "embedded")
+    (base / "texts.txt").write_text("\n".join([*queries[:3], "something else"]))
+    return queries
+
+
+def _secrets(work, queries):
+    """Returns what is private at this moment: queries, the key, and all seeds."""
+    found = {Secret("a private query", query) for query in queries}
+    key = work / "private" / records.KEY_FILE
+    if key.is_file():
+        found.add(Secret("the key", key.read_text().strip()))
+    for path in work.glob(f"private/runs/*/{STATE}/{SECRETS}"):
+        for name, value in json.loads(path.read_text()).items():
+            if isinstance(value, int) and value.bit_length() >= 48:
+                found.add(Secret(f"{name} of {path.parts[-3]}", value))
+    return found
+
+
+def _is_closed(work):
+    """Returns whether nobody else can look into `private/`."""
+    return not (work / "private").exists() or (
+        (work / "private").stat().st_mode & 0o077 == 0
+    )
+
+
+def test_stages_killed_at_random_moments_go_on(tmp_path):
+    draw, killed, seeds = random.Random(_SEED), 0, set()
+    queries, work = _write_inputs(tmp_path), tmp_path / "work"
+
+    def nothing_is_outside():
+        assert _is_closed(work)
+        found = _secrets(work, queries)
+        seeds.update(one for one in found if one.name != "a private query")
+        outside = [path for path in work.glob("*") if path.name != "private"]
+        assert not [line for each in outside for line in find_secrets(each, found)]
+
+    for out, stage, settings in _commands(tmp_path):
+        words = killing.command(stage, out, settings, configured=False)
+        longest = 6.0
+        for _ in range(_KILLS):
+            child = forking.Command(words, cwd=killing.ROOT)
+            started, stop = time.monotonic(), draw.uniform(0.2, longest)
+            while child.poll() is None and time.monotonic() - started < stop:
+                time.sleep(0.01)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+                killed += 1
+            else:
+                assert child.returncode == 0, child.said()[1][-3000:]
+            longest = min(longest, time.monotonic() - started + 1.0)
+            nothing_is_outside()
+        done = forking.run(words, cwd=killing.ROOT)
+        assert done.returncode == 0, f"{stage}: {done.stderr[-3000:]}"
+        assert records.read_stage(out)["stage"] == stage
+        nothing_is_outside()
+        again = forking.run(words, cwd=killing.ROOT)
+        assert again.returncode == 0 and "not made again" in again.stderr
+    assert killed >= 30, killed
+    for ledger in sorted(work.glob("private/runs/*/ledger.jsonl")):
+        rows = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+        paid = [row["step"] for row in rows]
+        assert paid == sorted(set(paid)), ledger
+    # What is left of a finished run gives no noise away.
+    gone = [one for one in seeds if one.name != "the key"]
+    assert gone and not find_secrets(work, gone)
+    assert not [*work.glob("private/partial/*"), *work.glob(f"private/runs/*/{STATE}")]
+    assert os.listdir(work / "private" / "locks")
