@@ -649,9 +649,9 @@ What is made from an input marked private, such as canaries, is certified.
 + if False:
 
 The vocabulary is learnt from private queries as well as from public documents.
-@ run/prepare.py run/test_prepare.py
--                 (document.content for document in beir.documents()),
-+                 [d.content for d in beir.documents()] + [*beir.queries().values()],
+@ run/stages/prepare.py run/test_prepare.py
+- texts = (document.content for document in beir.documents())
++ texts = [d.content for d in beir.documents()] + [*beir.queries().values()]
 
 An error quotes the value of a private row that an operation refused.
 @ privacy/batches.py privacy/test_before_spending.py
