@@ -81,49 +81,29 @@ def tiny_config(data, embedded=None):
 
     `embedded` is what `write_embedded` wrote, for the stages that need it.
     """
-    from tfdpsq.run import pipeline
+    from tfdpsq.run.stages import pipeline
 
-    config = pipeline.default_config()
-    config.data = str(data)
+    config = pipeline.STAGE.config(data=str(data), examples=2, seed=5)
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
     config.histogram_epsilon = 0.4
     config.histogram.clusters = 8
-    config.examples = 2
-    config.seed = 5
     config.init = ""  # random weights, and a vocabulary of these documents
-    config.prepare.vocabulary_size = 320
     lengths = {"document_length": 32, "query_length": 12}
-    t5 = {**SHAPE, "vocabulary_size": 420, "version": "1.0"}
-    config.pretrain.t5.update(t5)
-    config.pretrain.update(lengths)
-    config.pretrain.steps = 3
-    config.pretrain.held_out_one_in = 8
-    config.pretrain.pair_rows = config.pretrain.text_rows = 4
-    for stage in (config.finetune,):
-        stage.t5.update(t5)
-        stage.update(lengths)
-        stage.batch_size = 8
-        stage.microbatch_size = 4
-        stage.steps = 3
-        stage.accountant = "rdp"
-        stage.n_is_public = True
-    config.synthesize.update(lengths)
+    config.pretrain.t5.update({**SHAPE, "vocabulary_size": 420, "version": "1.0"})
+    config.pretrain.update(lengths, steps=3, held_out_one_in=8, batch_size=8)
+    config.finetune.update(lengths, batch_size=8, microbatch_size=4, steps=3)
+    config.finetune.update(accountant="rdp", n_is_public=True)
     # Long enough for canaries, of a vocabulary that has no words for digits.
     config.audit_epsilons = (8.0,)
     config.finetune.query_length = config.synthesize.query_length = 48
     config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
     config.canaries.coins = 24
     config.audit.update(samples_per_document=1, members=10, batch_size=16)
-    config.synthesize.batch_size = 16
-    config.synthesize.shards = 2
+    config.synthesize.update(batch_size=16, shards=2)
     for stage in (config.retriever, config.direct):
-        stage.t5.update(t5)
-        stage.update(lengths)
-        stage.embedding_dim = 16
-        stage.batch_size = 4
-        stage.steps = 2
-        stage.n_is_public = True
+        stage.update(lengths, embedding_dim=16, batch_size=4, n_is_public=True)
+    config.retriever.update(steps=2, validation_pairs=8)
     config.direct.accountant = "rdp"
     config.evaluate.resamples = 200
     if embedded:

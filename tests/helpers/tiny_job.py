@@ -93,7 +93,7 @@ def stages(directory):
     return {
         path: json.loads(path.read_text())["run"]
         for path in directory.rglob("stage.json")
-        if not any(part.endswith(".partial") for part in path.parts)
+        if "partial" not in path.parts
     }
 
 
@@ -102,7 +102,8 @@ def _arguments(config, directory, *options):
         "words": [
             sys.executable,
             "-m",
-            "tfdpsq.run.pipeline",
+            "tfdpsq.run",
+            "pipeline",
             f"--config={config}",
             f"--workdir={directory}",
             *options,

@@ -96,14 +96,17 @@ class Pipeline(Job):
             "", help="of documents and all queries by a public encoder: a row"
         )
         adapter_epsilons: tuple[float, ...] = setting(
-            (), of=_EPSILON, when="embeddings", help="of maps of its queries: a row each"
+            (),
+            of=_EPSILON,
+            when="embeddings",
+            help="of maps of its queries: a row each",
         )
         histogram_epsilon: float = setting(
             0.0,
             ge=0,
             le=MOST_EPSILON,
-            help="of the counts that documents get queries by, within each of epsilons; "
-            "0 makes none",
+            help="of the counts that documents get queries by, within each of "
+            "epsilons; 0 makes none",
         )
         rerank: bool = setting(True, help="whether T5s also reorder BM25's documents")
         fit_rerank: bool = setting(
@@ -114,8 +117,10 @@ class Pipeline(Job):
             0, ge=0, le=settings.SEED, help="of all stages but evaluation; not of noise"
         )
         log: Any = nested(import_log.STAGE.Settings, filled=("logs.train",))
-        prepare: Any = nested(prepare.STAGE.Settings, filled=("data", "splits", "seed"))
-        pretrain: Any = nested(Pretraining, filled=("data", "init", "vocabulary", "seed"))
+        prepare: Any = nested(prepare.STAGE.Settings, filled=("data", "splits", "vocabulary_size", "seed"))
+        pretrain: Any = nested(
+            Pretraining, filled=("data", "init", "vocabulary", "seed")
+        )
         histogram: Any = nested(
             histogram.STAGE.Settings,
             filled=("pairs", "epsilon", "seed", *_OF_UNITS),
@@ -126,7 +131,8 @@ class Pipeline(Job):
             finetune.STAGE.Settings, filled=("epsilon", "histogram", *_TRAINED)
         )
         synthesize: Any = nested(
-            synthesize.STAGE.Settings, filled=("generator", "histogram", "corpus", "seed")
+            synthesize.STAGE.Settings,
+            filled=("generator", "histogram", "corpus", "seed"),
         )
         retriever: Any = nested(
             train_retriever.STAGE.Settings, filled=("method", "epsilon", *_TRAINED)
@@ -301,8 +307,11 @@ class _Steps:
         for key, value in values.items():
             if isinstance(value, dict):
                 inputs.update(
-                    {f"{key}.{n}": str(v) for n, v in value.items()
-                     if isinstance(v, Output)}
+                    {
+                        f"{key}.{n}": str(v)
+                        for n, v in value.items()
+                        if isinstance(v, Output)
+                    }
                 )
         self.steps.append(Step(name, stage, own, inputs, label, dict(shows or {})))
         return Output(name)
@@ -324,15 +333,12 @@ class _Steps:
         splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
         splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
         given = {"data": self.pairs, "splits": tuple(dict.fromkeys(splits))}
-        if s.init:
-            given["vocabulary_size"] = 0
+        given["vocabulary_size"] = 0  # models hold theirs
         self._add("prepare", prepare.STAGE, s.prepare, "Public pairs", given)
         self.start: str = s.init
         if s.pretrain.steps:
             own = pretrain.STAGE.Settings(**vars(s.pretrain))
             given = {"data": self.pairs, "init": s.init}
-            if not s.init:
-                given["vocabulary"] = Output(f"prepare/{prepare.VOCABULARY}")
             self.start = self._add(
                 "public_model", pretrain.STAGE, own, "Public T5", given
             )
@@ -401,9 +407,7 @@ class _Steps:
     ) -> Output:
         given = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
         given["histogram"] = counted
-        return self._add(
-            name, finetune.STAGE, self.s.finetune, label, given, shows
-        )
+        return self._add(name, finetune.STAGE, self.s.finetune, label, given, shows)
 
     def _set(
         self,
@@ -422,11 +426,13 @@ class _Steps:
         """The table's rows, all trained for the same steps from the same weights."""
         s, plain = self.s, self.s.retriever
         public, none = Output(f"prepare/{SET}"), {"steps": 0, "epochs": 0.0}
+        # Of private pairs none is held out: the other rows search for public ones.
+        unseen = {"validation_pairs": 0}
         self._row(BM25, "BM25")
         rows: list[tuple[str, str, Any, Mapping[str, Any]]] = [
             ("untrained", "Untrained encoder", plain, {"pairs": public, **none}),
             (PUBLIC, "Public-only", plain, {"pairs": public}),
-            ("original", "Original pairs", plain, {"pairs": self.pairs}),
+            ("original", "Original pairs", plain, {"pairs": self.pairs, **unseen}),
         ]
         for epsilon in s.epsilons:
             pairs = {"pairs": Output(f"synthetic_{step_part(epsilon)}/{SET}")}
@@ -495,9 +501,7 @@ class _Steps:
         if s.fit_rerank:
             given["rerank.fit"] = Output(f"prepare/{SET}")
         label = "Evaluation"
-        self._add(
-            "evaluation", evaluate.STAGE, own, label, given, {"rows": self.rows}
-        )
+        self._add("evaluation", evaluate.STAGE, own, label, given, {"rows": self.rows})
 
     def audit(self) -> None:
         """Generators that are trained on canaries, and attacked."""
@@ -507,7 +511,9 @@ class _Steps:
             pairs = Output(f"{self.canaries}/{DATA}")
             generator = self._generator(f"audited_{part}", label, epsilon, pairs)
             written = self._set(
-                f"audited_synthetic_{part}", _labelled("Audited set", epsilon), generator
+                f"audited_synthetic_{part}",
+                _labelled("Audited set", epsilon),
+                generator,
             )
             given = {"canaries": Output(self.canaries), "generator": generator}
             self._add(

@@ -1,0 +1,1 @@
+"""The report of a job: its content, its page and its plots."""

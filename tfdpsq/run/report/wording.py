@@ -1,0 +1,59 @@
+"""Numbers and durations as reports print them."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from typing import Any
+
+MISSING = "–"
+
+
+def epsilon_symbol(epsilon: float) -> str:
+    """Returns a target ε: "∞", or the number without trailing zeros."""
+    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def epsilon_text(value: float | str | None) -> str:
+    """Returns a spent ε with three digits, rounded up; a dash where none was spent."""
+    if value is None:
+        return MISSING
+    value = float(value)
+    return "∞" if math.isinf(value) else most_text(value)
+
+
+def most_text(value: float, digits: int = 3) -> str:
+    """Returns an upper bound with this many digits, rounded up."""
+    context = decimal.Context(digits, decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def least_text(value: float, places: int) -> str:
+    """Returns a lower bound with this many decimal places, rounded down."""
+    unit = decimal.Decimal(1).scaleb(-places)
+    exact = decimal.Decimal(repr(float(value)))
+    return str(exact.quantize(unit, decimal.ROUND_FLOOR))
+
+
+def number_text(value: Any) -> str:
+    """Returns a number with four digits, or any other value as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if math.isfinite(value) else epsilon_text(value)
+
+
+def duration_text(seconds: float) -> str:
+    """Returns a duration in seconds, minutes or hours."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def shorten(text: str, most: int) -> str:
+    """Returns at most `most` characters, and "[…]" where text was cut."""
+    return text if len(text) <= most else text[:most].rstrip() + " […]"
