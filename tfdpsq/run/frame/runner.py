@@ -197,6 +197,9 @@ class Stage:
         """Fills `c.out`; returns what `stage.json` records."""
         raise NotImplementedError
 
+    def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
+        """Refuses an output that is not what was asked for, once it is finished."""
+
     def line(self, record: Mapping[str, Any]) -> str:
         """Returns a finished output in a few words, for `status` and the report."""
         found = record["result"].items()
@@ -353,6 +356,7 @@ def _executed(
                 record = _made(stage, c, umask, counts)
             logging.info("%s: finished", place.name)
         _clean(place)
+    stage.require_sound(s, record)
     return record
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class Finetune(training.Training):
 
         pairs: str = path(Pairs, "pydocs")
         split: str = setting("train")
-        init: str = path(Generator, "", help='"" starts from random weights, as t5 says')
+        init: str = path(Generator, "", help='"" starts from random weights, by t5')
         histogram: str = path(
             Histogram, "", help="of these pairs, whose cost counts within epsilon"
         )

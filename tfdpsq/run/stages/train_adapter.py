@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ _ARGUMENT = (
 )
 # (learning rate, steps) where gradients are clipped, and without epsilon.
 _CLIPPED, _UNCLIPPED = (2.0, 40), (0.3, 80)
+_ROWS = 4096  # embeddings read at a time
 
 
 class TrainAdapter(training.Training):
@@ -194,6 +196,16 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
     )
     queries = embeddings.Embeddings(given["queries"], "queries", embeddings.QUERIES)
     embeddings.require_one_encoder(documents, queries)
+    for each in (documents, queries):
+        if not any(vectors.any() for _, vectors in each.chunks(_ROWS)):
+            raise InputError(
+                f"{each.place}, whose embeddings are all zeros. Embed the texts again."
+            )
+    if not documents.by_embed and re.fullmatch("[0-9a-f]{64}", documents.encoder):
+        raise InputError(
+            f"{documents.place}, a copy of what embed wrote, without the stage.json "
+            "that tells of its retriever. Give the directory that it wrote."
+        )
     if not documents.by_embed and not s.encoder_is_public:
         raise InputError(
             f"documents is {s.documents}, by {documents.encoder!r}, an encoder that "
@@ -220,7 +232,7 @@ def _drawn(s: Any, documents: embeddings.Embeddings) -> np.ndarray:
 
     Raises:
       DataError: one is not finite.
-      InputError: all are zeros.
+      InputError: all that were drawn are zeros.
     """
     size = documents.store.size
     random = np.random.default_rng(s.seed)

@@ -1,0 +1,324 @@
+"""Pretrain a T5 on public documents alone.
+
+    tfdpsq pretrain --workdir=DIR --config.data=BEIR
+
+Every batch has pseudo-queries to write and a contrastive task for the encoder (see
+`generator.pretraining`). The stage trains on no query and reads none of yours ("pydocs"
+compares further `texts` with its queries, to refuse them). Writes the model with its
+vocabulary, and `pretraining.json` with the losses, those of held-out documents too. A
+killed run goes on from its last backup to the same weights, also under another
+`--strategy` (with dropout, a TPU draws other masks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import privacy
+from tfdpsq.data import Document, RowStore, Tokenizer, train_vocabulary, write_rows
+from tfdpsq.data.beir import read_documents
+from tfdpsq.data.io import read_json, write_json
+from tfdpsq.data.pydocs import public_documents
+from tfdpsq.data.recurrence import Sentences, refuse_recurring
+from tfdpsq.data.texts import documents_fingerprint
+from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
+from tfdpsq.generator.model import PREPROCESSOR_FILE
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import workers
+from tfdpsq.run.common import training
+from tfdpsq.run.frame import records, settings
+from tfdpsq.run.frame.artefacts import PYDOCS, Corpus, File, Generator
+from tfdpsq.run.frame.places import Privacy, open_private
+from tfdpsq.run.frame.progress import Progress
+from tfdpsq.run.frame.runner import Context, Given, Stage
+from tfdpsq.run.frame.settings import nested, path, setting
+from tfdpsq.validation import InputError
+
+CURVE_FILE = "pretraining.json"
+
+
+class Pretrain(Stage):
+    """Trains a T5 on pseudo-queries of public documents."""
+
+    name, kind = "pretrain", Generator
+    strategies = ("default", "mirrored", "tpu", "multiworker")
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(settings.Settings):
+        """Settings of `pretrain`: those of the T5 that is shipped."""
+
+        data: str = path(Corpus, "pydocs")
+        texts: tuple[str, ...] = path(
+            File, (), help='further public documents, as corpus.jsonl: "_id" and "text"'
+        )
+        init: str = path(Generator, "", help="a T5 to go on from")
+        vocabulary: str = path(
+            File, "", when={"init": ("",)}, help='"" learns t5.vocabulary_size pieces'
+        )
+        t5: Any = nested(
+            training.T5Settings,
+            vocabulary_size=8192,
+            num_layers=3,
+            num_heads=4,
+            hidden_dim=192,
+            intermediate_dim=512,
+            key_value_dim=48,
+            version="1.0",
+            dropout=0.0,
+            when={"init": ("",)},
+        )
+        document_length: int = setting(112, ge=2, le=10**6, help="tokens, end included")
+        query_length: int = setting(28, ge=2, le=10**6)
+        pseudo_queries_per_passage: int = setting(2, ge=1, le=10_000)
+        batch_size: int = setting(48, ge=2)
+        contrast_weight: float = setting(1.0, ge=0, le=1e6)
+        scale: float = setting(20.0, gt=0, le=1e6, when="contrast_weight")
+        steps: int = setting(7000, ge=1, le=10**9)
+        optimizer: str = setting("adafactor", choices=("adafactor", "adam"))
+        learning_rate: float = setting(2e-2, gt=0, le=1e3)
+        warmup: int = setting(200, ge=1, le=10**9)
+        held_out_one_in: int = setting(50, ge=1, help="documents, to measure by")
+        held_out_rows: int = setting(480, ge=1)
+        save_every: int = setting(
+            250, ge=1, le=10**9, help="steps of an epoch: measurement and backup"
+        )
+        dtype: str = setting("float32", choices=training.DTYPES)
+        stored: str = setting("float16", choices=("float32", "float16", "bfloat16"))
+        jit_compile: bool = setting(False)
+        seed: int = setting(0, ge=0, le=settings.SEED)
+
+    def check(self, s: Settings, given: Given) -> None:
+        """Refuses what is not public: the weights would carry no certificate of it."""
+        if s.steps % min(s.save_every, s.steps):
+            raise InputError(
+                f"steps is {s.steps}, no multiple of save_every, {s.save_every}. "
+                "Change one of them."
+            )
+        for name, one in given.each():
+            file = pathlib.Path(one.path)
+            private = file.name.startswith("queries.") or file.parent.name == "qrels"
+            if one.privacy > Privacy.PUBLIC or (name.startswith("texts") and private):
+                raise InputError(
+                    f"{name} is {one.path}, which private queries had a part in. Give "
+                    "public documents; those of a BEIR directory as data."
+                )
+
+    def also(self, c: Context) -> dict[str, str]:
+        """All documents, without where they are."""
+        return {"documents": documents_fingerprint(_documents(c))}
+
+    def run(self, c: Context) -> dict[str, Any]:
+        """Raises DataError if further text of "pydocs" has one of its queries."""
+        assert c.devices is not None
+        s = c.settings
+        c.devices.require_share(s.batch_size)
+        if s.data == PYDOCS and s.texts:
+            queries = Sentences(c.given["data"].beir().queries().values())
+            for text in c.given["texts"]:
+                refuse_recurring(text.path, queries)
+        # Of another run, what is kept would be taken up as this one's.
+        own = open_private(c.place.run / "backup" / records.digest(c.depends)[:16])
+        tokenizer = Tokenizer(_vocabulary(c, own))
+        tf.keras.utils.set_random_seed(s.seed)
+        with c.scope():
+            if c.given["init"] is not None:
+                init = c.given["init"].path
+                model = T5QueryGenerator.from_preset(init, s.dtype, soft_prompt=0)
+            else:
+                model = T5QueryGenerator(T5Config(**vars(s.t5)), s.dtype)
+        tokenizer.require_embeddings(model.config.vocabulary_size)
+        stores = {name: _rows(c, own, tokenizer, name) for name in _SHARES}
+        record = _fit(c, own, model, stores)
+        if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
+            raise InputError(
+                "training diverged: the weights hold NaN or infinity. Lower "
+                f"learning_rate (now {s.learning_rate})."
+            )
+        checkpoints.save(
+            c.out, model.config, model.backbone, dtype=s.stored, vocabulary=tokenizer
+        )
+        lengths = {n: getattr(s, n) for n in ("document_length", "query_length")}
+        own_texts = Preprocessor(tokenizer, **lengths)
+        write_json(c.out / PREPROCESSOR_FILE, own_texts.get_config())
+        record["rows"] = {name: len(store) for name, store in stores.items()}
+        write_json(c.out / CURVE_FILE, {**record, **c.provenance()})
+        return {"held_out": record["held_out"][-1]}
+
+
+def _documents(c: Context) -> Iterator[Document]:
+    """Yields the documents of the corpus, then those of further files."""
+    yield from public_documents(c.given["data"].beir())
+    for text in c.given["texts"]:
+        yield from read_documents(pathlib.Path(text.path), may_be_empty=True)
+
+
+def _vocabulary(c: Context, own: pathlib.Path) -> os.PathLike | str:
+    """Returns the vocabulary: of `init`, the one given, or one of these documents."""
+    if c.given["init"] is not None:
+        found = checkpoints.vocabulary_in(c.given["init"].path)
+        if found is None:
+            raise InputError(
+                f"init is {c.settings.init}, which has no {VOCABULARY_FILE}. Put its "
+                "vocabulary there, or convert it with one."
+            )
+        return found
+    if c.given["vocabulary"] is not None:
+        return c.given["vocabulary"].path
+    file = own / VOCABULARY_FILE
+    if not file.is_file():
+        texts = (document.content for document in _documents(c))
+        train_vocabulary(texts, c.settings.t5.vocabulary_size, file)
+    return file
+
+
+# Shares of held-out rows are of the one kind that is measured; see `pair_rows`.
+_SHARES: dict[str, dict[str, float]] = {
+    "pairs": {},
+    "held_out": {"whole": 0.0, "bare": 0.0},
+}
+
+
+def _rows(c: Context, own: pathlib.Path, tokenizer: Tokenizer, name: str) -> RowStore:
+    """Returns the rows of documents to train on, or of those that are held out."""
+    s, file = c.settings, own / name
+    if not file.is_dir():
+        chunks = pretraining.pair_rows(
+            (
+                document
+                for document in _documents(c)
+                if pretraining.is_held_out(document.id, s.held_out_one_in)
+                == (name == "held_out")
+            ),
+            tokenizer,
+            (s.document_length, s.query_length),
+            s.pseudo_queries_per_passage,
+            s.seed,
+            **_SHARES[name],
+        )
+        # The contrastive task needs at least two rows.
+        first = list(itertools.islice(chunks, 1))
+        count = len(next(iter(first[0].values()))) if first else 0
+        if count < 2:
+            raise InputError(
+                f"{s.data} gives {count} rows of {name}; pretraining needs hundreds of "
+                "documents with sentences. Give more text (or, for held_out, lower "
+                f"held_out_one_in, now {s.held_out_one_in})."
+            )
+        write_rows(file, itertools.chain(first, chunks))
+    return RowStore(file)
+
+
+def _fit(
+    c: Context,
+    own: pathlib.Path,
+    model: T5QueryGenerator,
+    stores: dict[str, RowStore],
+) -> dict[str, Any]:
+    """Trains from the last backup, if there is one; returns the epochs' losses."""
+    assert c.devices is not None
+    s, replicas = c.settings, c.devices.replicas
+    every = min(s.save_every, s.steps)
+    rows = stores["held_out"]
+    # Spread over the corpus, which may be sorted.
+    count = max(min(len(rows), s.held_out_rows), replicas)
+    held_out = rows.take(np.linspace(0, len(rows) - 1, count).astype(np.int64))
+    size = min(s.batch_size, count - count % replicas)
+    rate = training.cosine_decay(s.learning_rate, s.warmup, s.steps)
+    tokens = s.document_length + s.query_length
+    bar = Progress(
+        c.place.logs,
+        s.steps,
+        batch_size=s.batch_size,
+        tokens=tokens,
+        save_every=every,
+    )
+    with bar, c.scope(), c.devices.notice.training() as asked:
+        if s.optimizer == "adam":
+            optimizer = tf.keras.optimizers.Adam(
+                rate, global_clipnorm=1.0, jit_compile=False
+            )
+        else:
+            optimizer = tf.keras.optimizers.Adafactor(
+                rate, relative_step=False, jit_compile=False
+            )
+        trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
+        trainer.compile(optimizer, jit_compile=s.jit_compile)
+        recording = _Record(own / "record.json", s.steps, every, bar, asked)
+        first = pretraining.epochs_in(own / "backup") * every
+        batches = pretraining.Batches(stores["pairs"], s.batch_size, s.seed)
+        trainer.fit(
+            batches.dataset(first, s.steps),
+            epochs=s.steps // every,
+            steps_per_epoch=every,
+            validation_data=tf.data.Dataset.from_tensor_slices(held_out).batch(
+                size, drop_remainder=True
+            ),
+            verbose=0,
+            # An epoch is recorded before it is in a backup.
+            callbacks=[
+                recording,
+                tf.keras.callbacks.BackupAndRestore(
+                    os.fspath(own / "backup"), delete_checkpoint=False
+                ),
+            ],
+        )
+    return recording.record
+
+
+class _Record(tf.keras.callbacks.Callback):
+    """Records each epoch's losses; ends at a preemption notice.
+
+    `record` has the "steps" of the epochs' ends, their mean "losses", and what
+    "held_out" rows measure.
+    """
+
+    def __init__(
+        self, file: pathlib.Path, steps: int, every: int, bar: Any, asked: Any
+    ):
+        super().__init__()
+        self._file, self._steps, self._every = file, steps, every
+        self._bar, self._asked = bar, asked
+        self._epoch: int | None = None
+        self.record: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
+        if file.is_file():
+            self.record = read_json(file, "Remove it, and the run begins again")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._epoch is None:
+            if epoch:
+                logging.info("going on after step %d", epoch * self._every)
+            # The backup may be older than the last measurements.
+            self.record = {name: rows[:epoch] for name, rows in self.record.items()}
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        done = (self._epoch or 0) * self._every + int(batch) + 1
+        self._bar(done, logs["loss"])
+        if any(workers.any_of(self._asked())) and done < self._steps:
+            raise privacy.Preempted(done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        done = (epoch + 1) * self._every
+        means = {name: round(float(value), 4) for name, value in logs.items()}
+        measured = {
+            name.removeprefix("val_"): means.pop(name)
+            for name in list(means)
+            if name.startswith("val_")
+        }
+        for name, value in zip(self.record, (done, means, measured)):
+            self.record[name].append(value)
+        logging.info("step %d: %s; held out %s", done, means, measured)
+        write_json(self._file, self.record)
+
+
+STAGE = Pretrain()
