@@ -11,9 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import forking
 
-from tfdpsq.run.__main__ import stages
-from tfdpsq.run.core import command
-from tfdpsq.run.devices import preemption
+from tfdpsq.run.frame import command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -30,8 +28,8 @@ def _tfdpsq(*words):
 def test_help_lists_every_command():
     shown = _tfdpsq("--help")
     assert shown.returncode == 0
-    files = {path.stem for path in (ROOT / "tfdpsq" / "run").glob("[a-z]*.py")}
-    assert files == set(stages())
+    files = {path.stem for path in (ROOT / "tfdpsq/run/stages").glob("[a-z]*.py")}
+    assert files == set(command.names())
     assert files <= {line.split()[0] for line in shown.stdout.splitlines() if line}
 
 
@@ -50,17 +48,11 @@ def test_wrong_command_is_one_line_and_status_2(words, said):
 
 
 @pytest.mark.parametrize("of_tensorflow", [False, True])
-def test_memory_that_runs_out_is_one_line_which_quotes_nothing(
-    capsys, monkeypatch, of_tensorflow
-):
-    def started():
+def test_memory_that_runs_out_is_one_line_which_quotes_nothing(capsys, of_tensorflow):
+    with pytest.raises(SystemExit) as ended, command.reported():
         if of_tensorflow:
             raise tf.errors.ResourceExhaustedError(None, None, "of a private row")
         raise MemoryError("of a private row")
-
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(SystemExit) as ended:
-        command.program(started)
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1 and "private" not in said
     assert "batch_size" in said
@@ -73,10 +65,9 @@ def test_crashing_stage_leaves_no_memory_on_disk(tmp_path):
         "import atexit, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20))\n"
         "atexit.register(lambda: print(resource.getrlimit(resource.RLIMIT_CORE)[0]))\n"
-        "from tfdpsq.run import prepare\n"
-        "from tfdpsq.run.core import command\n"
-        "sys.argv = ['prepare', '--workdir=']\n"
-        "command.main(prepare.run)\n"
+        "from tfdpsq.run.frame import command\n"
+        "sys.argv = ['tfdpsq', 'prepare', '--workdir=']\n"
+        "command.main()\n"
     )
     shown = _run(str(script))
     assert shown.returncode == 2, shown.stderr
@@ -91,9 +82,6 @@ def test_output_that_nobody_can_read_is_no_traceback():
     assert b"Traceback" not in ended.stderr and b"Exception" not in ended.stderr
 
 
-# -- Signals -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_a_command_is_imported_is_75(tmp_path, number):
     """It was a traceback and status -2 in the seconds that TensorFlow takes."""
@@ -103,7 +91,7 @@ def test_signal_while_a_command_is_imported_is_75(tmp_path, number):
     )
     path = os.pathsep.join((str(tmp_path), str(ROOT)))
     done = subprocess.run(
-        [sys.executable, "-m", "tfdpsq.run.finetune"],
+        [sys.executable, "-m", "tfdpsq.run", "finetune"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -113,32 +101,3 @@ def test_signal_while_a_command_is_imported_is_75(tmp_path, number):
     )
     assert done.returncode == 75, done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("begin", "number"),
-    [
-        ("Notice().listen()", signal.SIGTERM),
-        ("Notice().listen()", signal.SIGINT),
-        ("imported()", signal.SIGINT),
-    ],
-)
-def test_signal_while_an_object_is_finalised_is_not_lost(tmp_path, begin, number):
-    """Python prints what `__del__` raises, and goes on: to the next paid step."""
-    script = tmp_path / "finalised.py"
-    script.write_text(
-        "import os, signal\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tfdpsq.run.devices import preemption\n"
-        f"preemption.{begin}\n"
-        "class Finalised:\n"
-        "    def __del__(self):\n"
-        f"        os.kill(os.getpid(), {int(number)})\n"
-        "        sum(range(1000))\n"
-        "made = Finalised()\n"
-        "del made\n"
-        "print('went on')\n"
-    )
-    done = _run(str(script))
-    assert done.returncode == preemption.RESTART
-    assert "Traceback" not in done.stderr and "went on" not in done.stdout

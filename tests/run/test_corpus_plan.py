@@ -1,15 +1,16 @@
-"""Plans of corpora: every part is read alone, and is what it is in the whole."""
+"""Parts of corpora: every part is read alone, and is what it is in the whole."""
 
 import codecs
 import gzip
 import json
+import pickle
 
 import numpy as np
 import pytest
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.data.texts import documents_fingerprint
-from tfdpsq.run.passes.corpus_plan import CorpusPlan, plan_corpus, read_range
+from tfdpsq.run.frame.corpus import scan
 from tfdpsq.validation import DataError
 
 _BLANK = ["\n", "  \r\n", "\u00a0\n", "\t\n"]
@@ -41,27 +42,35 @@ def _corpus(directory, count, kind="plain", seed=0):
     return BeirDirectory(directory)
 
 
-def _even(parts):
-    return lambda count: [count * i // parts for i in range(parts + 1)]
-
-
-def _read(corpus, plan, index):
-    return list(read_range(str(corpus.corpus_file), plan.ranges[index]))
-
-
 @pytest.mark.parametrize(
-    "kind, parts", [("plain", 1), ("bom", 4), ("unended", 23), ("gz", 31)]
+    "kind, size", [("plain", 23), ("bom", 6), ("unended", 1), ("gz", 4)]
 )
-def test_parts_together_equal_the_corpus(tmp_path, kind, parts):
+def test_parts_together_equal_the_corpus(tmp_path, kind, size):
     corpus = _corpus(tmp_path / "c", 23, kind)
-    plan = plan_corpus(str(corpus.corpus_file), _even(parts))
+    found = scan(str(corpus.corpus_file))
     documents = list(corpus.documents())
-    assert plan.documents == len(documents) == 23
-    assert plan.fingerprint == documents_fingerprint(documents)
-    bounds = _even(parts)(23)
-    for index, (start, stop) in enumerate(zip(bounds, bounds[1:])):
-        assert _read(corpus, plan, index) == documents[start:stop]
-    assert CorpusPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert found.count == len(documents) == 23
+    assert found.fingerprint == documents_fingerprint(documents)
+    parts = pickle.loads(pickle.dumps(found.cut(size)))
+    assert max(parts.size(index) for index in range(len(parts))) <= size
+    read = [list(parts.read(index)) for index in range(len(parts))]
+    assert [len(part) for part in read] == [parts.size(i) for i in range(len(parts))]
+    assert [document for part in read for document in part] == documents
+
+
+def test_share_of_a_corpus_is_evenly_spread_and_the_same_in_any_parts(tmp_path):
+    found = scan(str(_corpus(tmp_path / "c", 23).corpus_file))
+    shares = []
+    for size in (1, 3, 10):
+        parts = found.cut(size, most=10)
+        read = (parts.read(index) for index in range(len(parts)))
+        shares.append([document.id for part in read for document in part])
+    assert shares[0] == shares[1] == shares[2] and len(shares[0]) == 10
+    places = [int(name[1:]) for name in shares[0]]
+    assert set(np.diff(places)) == {2, 3}
+    kept = found.cut(5, only=frozenset(["d3", "d22"]))
+    read = (kept.read(index) for index in range(len(kept)))
+    assert [document.id for part in read for document in part] == ["d3", "d22"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -77,4 +86,4 @@ def test_empty_corpora_and_duplicate_ids_are_refused(tmp_path, packed):
         data = content.encode()
         file.write_bytes(gzip.compress(data) if packed else data)
         with pytest.raises(DataError, match=message):
-            plan_corpus(str(file), _even(1))
+            scan(str(file))

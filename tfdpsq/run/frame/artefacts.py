@@ -41,6 +41,7 @@ MODEL = "model"  # that of a retriever
 ADAPTER_FILE = "adapter.npy"
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
+_REMEDY = "Restore it: it says what may be released"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
 
 
@@ -129,7 +130,9 @@ class Corpus(Artefact):
     def open(cls, path: str, setting: str) -> Artefact:
         """See `Artefact.open`."""
         _require_beir(path, setting)
-        marked = (pathlib.Path(path) / MARK_FILE).is_file()  # canaries' documents
+        is_local = path == PYDOCS or io.is_local(path)
+        exists = os.path.isfile if is_local else io.gfile().exists
+        marked = exists(f"{path}/{MARK_FILE}")  # canaries' documents
         return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
 
     @classmethod
@@ -401,10 +404,10 @@ def class_stated(path: str) -> Privacy:
         return Privacy.PUBLIC
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
-        found = [certificates.stated(folder / name, "guarantee") for name in _STATING]
-        words = [word for word in found if word is not None]
-        if words:
-            return max(Privacy[word.upper()] for word in words)
+        files = [folder / name for name in _STATING if (folder / name).is_file()]
+        words = [io.read_json(file, _REMEDY).get("guarantee") for file in files]
+        if any(words):
+            return max(Privacy[word.upper()] for word in words if word)
         if folder.name == places.PRIVATE and (folder / records.KEY_FILE).is_file():
             return Privacy.PRIVATE
     return Privacy.PUBLIC

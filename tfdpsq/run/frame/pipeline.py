@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfdpsq.data import io
-from tfdpsq.run.frame import places, records, runner, runs, settings
+from tfdpsq.run.frame import places, progress, records, runner, runs, settings
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
@@ -262,6 +262,8 @@ def _state(place: Place, name: str, stages: Mapping[str, Any]) -> State:
     detail += [f"{paid} steps paid"] if paid else []
     shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
     detail += [f"{shards} shards"] if shards else []
+    points = progress.read_points(place.logs / progress.LOG_FILE)
+    detail += ["step {step} of {of}".format(**p) for p in points[-1:] if "step" in p]
     begun = process or paid or place.partial.exists() or place.record.exists()
     state = "running" if process else "interrupted" if begun else "left"
     return State(place.name, name, state, ", ".join(detail), took)
