@@ -4,7 +4,7 @@
 
 Inserts the paper's canaries (section 6.3) into private pairs, each secret with its own
 user; trains the quickstart's generator on them for each privacy unit and ε; writes a
-set; and audits model and set (see `run/audit.py`). Prints one JSON line: for each of
+set; and audits both (see `run/stages/audit.py`). Prints one JSON line: for each of
 these and each number of repetitions the mean rank of the secrets among 100 candidates
 with its p-value against chance, their mean exposure, the share that leaked into
 generated queries, and the lower bounds on ε.
@@ -28,9 +28,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data.beir import BeirWriter
-from tfdpsq.run import audit, canaries, finetune, synthesize
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import layout, sources
+from tfdpsq.run.common import canary_set
+from tfdpsq.run.frame import artefacts, runner, settings
+from tfdpsq.run.frame.places import Place
+from tfdpsq.run.stages import audit, canaries, finetune, synthesize
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
@@ -40,7 +41,7 @@ from configs import quickstart as quickstart_config  # noqa: E402
 def part_of(data, count, directory):
     """Writes a BEIR directory with the first pairs of the training split alone."""
     if not (directory / "qrels").is_dir():
-        beir = sources.open_beir(data)
+        beir = artefacts.open_beir(data)
         pairs = {"train": beir.pairs("train")[:count], "dev": beir.pairs("dev")}
         directory.mkdir(parents=True)
         with BeirWriter(directory) as writer:
@@ -53,58 +54,55 @@ def part_of(data, count, directory):
     return str(directory)
 
 
+def execute(stage, out, changes):
+    """Runs a stage unless it is finished, and forgets its graphs."""
+    made = settings.from_config(stage.Settings, changes)
+    runner.execute(stage, made, Place.of(out))
+    tf.keras.backend.clear_session()
+
+
 def run(options):
     """Runs missing stages; returns {unit and ε: content of audit.json}."""
     job, private = quickstart_config.get_config(), options.workdir / "private"
     data = options.data
     if options.pairs:
         data = part_of(data, options.pairs, private / "part")
-    inserted = canaries.default_config()
-    inserted.update(
-        data=data,
-        trials=options.trials,
-        coins=options.coins,
-        repetitions=tuple(options.repetitions),
-    )
-    canaries.run(inserted, private / "canaries")
+    inserted = {"data": data, "trials": options.trials, "coins": options.coins}
+    inserted |= {"repetitions": tuple(options.repetitions)}
+    execute(canaries.STAGE, private / "canaries", inserted)
     found = {}
     for unit, epsilon in options.guarantees:
         name = f"{unit}_{'inf' if math.isinf(epsilon) else f'eps{epsilon:g}'}"
-        training = job.finetune
+        training = job.finetune.to_dict()
         if options.document_length:
-            training.document_length = options.document_length
-        training.update(
-            pairs=str(private / "canaries" / canary_set.DATA),
-            init=job.init,
-            unit=unit,
-            epsilon=epsilon,
-            steps=options.steps,
-            batch_size=options.batch_size,
-            query_length=32,
-            private_directory=str(private),
-        )
+            training["document_length"] = options.document_length
+        training |= {
+            "pairs": str(private / "canaries" / canary_set.DATA),
+            "init": job.init,
+            "unit": unit,
+            "epsilon": epsilon,
+            "steps": options.steps,
+            "epochs": 0.0,
+            "batch_size": options.batch_size,
+            "query_length": 32,
+        }
         generator = private / f"generator_{name}"
-        finetune.run(training, generator)
-        tf.keras.backend.clear_session()
-        writing = job.synthesize
-        writing.update(generator=str(generator), corpus=data, query_length=24)
-        writing.max_documents = options.documents
+        execute(finetune.STAGE, generator, training)
+        writing = job.synthesize.to_dict()
+        writing |= {"generator": str(generator), "corpus": data, "query_length": 24}
         written = private / f"synthetic_{name}"
-        synthesize.run(writing, written)
-        tf.keras.backend.clear_session()
-        auditing = audit.default_config()
-        auditing.update(
-            canaries=str(private / "canaries"),
-            generator=str(generator),
-            synthetic=str(written / layout.SET),
-            other_splits=("dev",),
-            members=options.members,
-            private_directory=str(private),
-        )
+        limit = {"max_documents": options.documents}
+        execute(synthesize.STAGE, written, {**writing, **limit})
+        auditing = {
+            "canaries": str(private / "canaries"),
+            "generator": str(generator),
+            "synthetic": str(written),
+            "other_splits": ("dev",),
+            "members": options.members,
+        }
         out = private / f"audit_{name}"
-        audit.run(auditing, out)
-        tf.keras.backend.clear_session()
-        found[name] = json.loads((out / layout.AUDIT_FILE).read_text("utf-8"))
+        execute(audit.STAGE, out, auditing)
+        found[name] = json.loads((out / audit.AUDIT_FILE).read_text("utf-8"))
     return found
 
 
@@ -154,7 +152,7 @@ def main():
     """Parses the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
-    parser.add_argument("--data", default=sources.PYDOCS)
+    parser.add_argument("--data", default=artefacts.PYDOCS)
     parser.add_argument("--pairs", type=int, default=4000)
     parser.add_argument(
         "--guarantees",

@@ -47,15 +47,12 @@ def _write(path: pathlib.Path, rows: int) -> None:
 
 def _import(log: str, out: str) -> None:
     """Imports in this process and prints seconds, pairs and peak KiB."""
-    import importlib
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    from helpers import import_logs
 
-    command = importlib.import_module("tfdpsq.run.import")
-    config = command.default_config()
-    config.logs.train = log
-    config.columns.user = "user"
-    config.log_documents_are_public = True
+    columns = {"columns__query": "query", "columns__document": "document"}
     started = time.monotonic()
-    result = command.run(config, pathlib.Path(out))["result"]
+    result = import_logs.run(out, log, columns__user="user", **columns)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps([seconds, sum(result["pairs"].values()), peak]))
@@ -74,7 +71,7 @@ def _measured(rows: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder, "log.parquet")
         _write(log, rows)
-        seconds, pairs, peak = _run(f"--log={log}", f"--out={folder}/out")
+        seconds, pairs, peak = _run(f"--log={log}", f"--out={folder}/private/out")
         return {
             "rows": rows,
             "pairs": pairs,
