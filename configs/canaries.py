@@ -1,6 +1,6 @@
 """Private pairs with canaries: our three forms, repeated 10 and 100 times.
 
-    python -m tfdpsq.run.canaries --config=configs/canaries.py \
+    tfdpsq canaries --config=configs/canaries.py \
         --workdir=WORKDIR/private/canaries --config.data=BEIR
 
 Duration: not stated.
@@ -11,11 +11,11 @@ Each secret has a user of its own, so the pairs suit training, and an audit, wit
 "query" or "user".
 """
 
-from tfdpsq.run import canaries
+from tfdpsq.run.stages import canaries
 
 
 def get_config():
     """Returns 5 canaries per form and number of repetitions, and 1,000 by a coin."""
-    config = canaries.default_config()
+    config = canaries.STAGE.config()
     config.coins = 1000
     return config

@@ -1,6 +1,6 @@
 """The tiny T5 fine-tuned with the clipping of tensorflow-privacy's DPKerasAdam.
 
-    python -m tfdpsq.run.finetune --config=configs/dpkeras.py --workdir=OUT
+    tfdpsq finetune --config=configs/dpkeras.py --workdir=OUT
 
 Duration: 2 min 19 s on two cores, beside a run of the tests.
 Result: ε 7.985 spent in 10 steps.
@@ -11,12 +11,12 @@ everywhere else, adds the same clipped sums without these gradients. Noise and
 accounting are the plan's in all of them.
 """
 
-from tfdpsq.run import finetune
+from tfdpsq.run.stages import finetune
 
 
 def get_config():
     """Returns a short run on the embedded corpus."""
-    config = finetune.default_config()
+    config = finetune.STAGE.config()
     config.pairs = "pydocs"
     config.init = "t5_tiny_manuals"
     config.engine = "dpkeras"

@@ -1,25 +1,26 @@
-"""Retrievers on the test queries of a BEIR directory.
+"""Retrievers on the test queries of a BEIR directory, or on public test sets.
 
-    python -m tfdpsq.run.evaluate --config=configs/evaluate.py --workdir=OUT \
-        --config.data=BEIR --config.vocabulary=SPIECE_MODEL \
-        --config.systems.mine=RETRIEVER
+    tfdpsq evaluate --config=configs/evaluate.py --workdir=JOB/private/evaluation \
+        --config.data=BEIR --config.systems.mine=RETRIEVER
 
 Duration: not stated.
 Result: `metrics.json`; figures of several jobs are in tests/benchmarks/README.md.
 
-To use embeddings that `encode` or `index` made of the corpus: --config.indexes.mine=DIR
-Four commands share the work, each with its own index, on one machine or on several with
-a common disk: --num_shards=4 --shard_index=0. By workers of Apache Beam: --beam
---runner=DirectRunner --direct_num_workers=2 --direct_running_mode=multi_processing
+Zero-shot, on public sets by BEIR's names, with the paper's rules:
+--config=configs/evaluate.py:sets --config.sets.scifact=BEIR_SETS/scifact. By workers
+of Apache Beam: --beam --runner=DirectRunner --direct_num_workers=2
+--direct_running_mode=multi_processing
 """
 
-from tfdpsq.run import evaluate
+from tfdpsq.run.common.search import BM25
+from tfdpsq.run.stages import evaluate
 
 
-def get_config():
+def get_config(on="data"):
     """Returns BM25 and a retriever called "mine"; add others to `systems`."""
-    config = evaluate.default_config()
+    config = evaluate.STAGE.config(baseline=BM25)
     with config.unlocked():
         config.systems.mine = ""
-        config.indexes.mine = ""
+        if on == "sets":
+            config.sets.scifact = ""
     return config

@@ -1,8 +1,7 @@
 """A T5-small generator at the paper's settings.
 
-    python -m tfdpsq.run.finetune --config=configs/finetune.py --workdir=OUT \
-        --config.pairs=BEIR --config.vocabulary=SPIECE_MODEL --config.init=T5 \
-        --config.n_bound=600000
+    tfdpsq finetune --config=configs/finetune.py --workdir=OUT \
+        --config.pairs=BEIR --config.init=T5 --config.n_bound=600000
 
 Duration: not run here.
 Result: not run here.
@@ -14,12 +13,12 @@ bound on the number of pairs; `n_is_public=True` declares instead that their exa
 number may be published.
 """
 
-from tfdpsq.run import finetune
+from tfdpsq.run.stages import finetune
 
 
 def get_config():
     """Returns the paper's values; `init`, where given, determines the shape."""
-    config = finetune.default_config()
+    config = finetune.STAGE.config()
     config.epsilon = 8.0
     config.steps = 15_600
     config.batch_size = 1024

@@ -1,6 +1,6 @@
 """The job of the notebooks: the quickstart, smaller, and with an audit.
 
-    python -m tfdpsq.run.pipeline --config=configs/notebooks.py \
+    tfdpsq pipeline --config=configs/notebooks.py \
         --workdir=/tmp/tfdpsq-notebooks
 
 Duration: about 12 minutes on two cores, by the times that the notebooks state.

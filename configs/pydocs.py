@@ -1,7 +1,7 @@
 """The main job with hours instead of minutes, and a strong public encoder.
 
     python tests/benchmarks/embed.py pydocs MINILM DIR
-    python -m tfdpsq.run.pipeline --config=configs/pydocs.py --config.embeddings=DIR \
+    tfdpsq pipeline --config=configs/pydocs.py --config.embeddings=DIR \
         --workdir=/tmp/tfdpsq-pydocs
 
 MINILM is a directory with all-MiniLM-L6-v2 in Hugging Face's layout (model.zip of the

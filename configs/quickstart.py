@@ -1,6 +1,6 @@
 """The main job at a size for two cores: every row of the table, end to end.
 
-    python -m tfdpsq.run.pipeline --config=configs/quickstart.py \
+    tfdpsq pipeline --config=configs/quickstart.py \
         --workdir=/tmp/tfdpsq-quickstart
 
 Duration: 14 minutes on two cores (20 in the machine's slow hours), of which reranking
@@ -22,12 +22,12 @@ after trials on pydocs, whose private queries only play that part.
 
 import math
 
-from tfdpsq.run import pipeline
+from tfdpsq.run.stages import pipeline
 
 
 def get_config():
     """Returns the settings; all others keep the default of their stage."""
-    config = pipeline.default_config()
+    config = pipeline.STAGE.config()
     config.data = "pydocs"
     config.init = "t5_tiny_manuals"  # the public T5 that comes with the package
     config.epsilons = (math.inf, 8.0)
@@ -39,7 +39,7 @@ def get_config():
         stage.n_is_public = True
 
     lengths = {"document_length": 96, "query_length": 24}
-    for stage in (config.pretrain, config.finetune, config.synthesize):
+    for stage in (config.pretrain, config.finetune):
         stage.update(lengths)
 
     # The shipped T5 was trained on pydocs' documents already.

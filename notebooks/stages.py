@@ -15,7 +15,15 @@ import pathlib
 import runpy
 import sys
 
-STAGES = ("prepare", "generators", "sets", "retrievers", "evaluation", "audit")
+# By what the last step's name starts with.
+STAGES = {
+    "prepare": "prepare",
+    "generators": "generator_",
+    "sets": "synthetic_",
+    "retrievers": "retriever_",
+    "evaluation": "evaluation",
+    "audit": "audit_",
+}
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
 
@@ -26,24 +34,23 @@ def main(until: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # Keras names its backend
         import keras_nlp  # noqa: F401
 
-    from tfdpsq.run import pipeline
+    from tfdpsq.run.frame import pipeline, runner, settings
+    from tfdpsq.run.stages.pipeline import STAGE
 
     for name in ("absl", "bm25s", "tensorflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
     scale = os.environ.get("TFDPSQ_NOTEBOOK_SCALE", "default")
-    directory = os.environ.get("TFDPSQ_NOTEBOOK_DIR", "/tmp/tfdpsq-notebooks")
+    workdir = pathlib.Path(
+        os.environ.get("TFDPSQ_NOTEBOOK_DIR", "/tmp/tfdpsq-notebooks")
+    )
     config = runpy.run_path(str(_CONFIGS / "notebooks.py"))["get_config"](scale)
-    job = pipeline.open_job(config, pathlib.Path(directory))
-    wanted = STAGES[: STAGES.index(until) + 1]
-    job.prepare()
-    sets = job.generators() if "generators" in wanted else {}
-    sets = job.synthetic_sets(sets) if "sets" in wanted else {}
-    if "retrievers" in wanted:
-        rows = job.retrievers(sets)
-        if "evaluation" in wanted:
-            job.evaluate(rows, sets)
-    if "audit" in wanted:
-        job.audit()
+    s = settings.from_config(STAGE.Settings, config)
+    planned = pipeline.plan(STAGE.steps(s, workdir), workdir)
+    pipeline.write_list(STAGE, s, planned, workdir)
+    names = [each.step.name for each in planned]
+    last = max(n for n, name in enumerate(names) if name.startswith(STAGES[until]))
+    for each in planned[: last + 1]:
+        runner.execute(each.step.stage, each.settings, each.place)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's comparison of retrievers, a row at a time, at its own sizes.
 
-    python -m tfdpsq.run.pipeline --config=configs/paper/retrieval.py:ROW \
+    tfdpsq pipeline --config=configs/paper/retrieval.py:ROW \
         --config.data=BEIR --workdir=DIR
 
 Duration: not run here.
@@ -32,7 +32,7 @@ microbatch.
 
 import math
 
-from tfdpsq.run import pipeline
+from tfdpsq.run.stages import pipeline
 
 SIZES = ("small", "base", "large", "xl")
 EPSILONS = (math.inf, 16.0, 8.0, 3.0)
@@ -92,7 +92,7 @@ def get_config(row):
     if row not in ROWS:
         raise ValueError(f"row is {row!r}; choose one of {', '.join(ROWS)}.")
     kind, size, epsilon = ROWS[row]
-    config = pipeline.default_config()
+    config = pipeline.STAGE.config()
     config.data = "msmarco"  # a BEIR directory
     config.init = weights(size)
     # Retrievers have a T5-base encoder, for every generator.
@@ -103,12 +103,11 @@ def get_config(row):
     for stage in (config.finetune, config.retriever, config.direct):
         stage.n_is_public = True
         stage.unit = "pair"
-    config.prepare.splits = ("train", "dev")
     config.evaluate.split = "dev"
     # BLEU of a synthetic query is against the original one of the same document.
     config.evaluate.similarity_split = "train"
     lengths = {"document_length": 384, "query_length": 128}
-    for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
+    for stage in (config.finetune, config.retriever, config.direct):
         stage.update(lengths)
 
     # The version of 2024 gives the bare document, that of 2023 a prompt before it.

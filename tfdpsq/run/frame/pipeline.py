@@ -85,6 +85,12 @@ class Job:
     def finish(self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path) -> Any:
         """Writes the report, once all steps are finished."""
 
+    def config(self, **changes: Any) -> Any:
+        """Returns the settings as a ConfigDict, for a config file."""
+        found = settings.config_of(self.Settings)
+        found.update(changes)
+        return found
+
 
 def run(
     job: Job,
