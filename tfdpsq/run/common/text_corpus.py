@@ -6,6 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from tfdpsq.data import io, sets, tables
 from tfdpsq.data.lines import read_lines
@@ -27,22 +28,18 @@ class Table(Artefact):
     wanted = (
         "a file, a directory or a pattern of files, tfds:NAME#SPLIT or ir_datasets:NAME"
     )
-    ends: tuple[str, ...] = ()
+    ends: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
         """See `Artefact.open`; whatever a private file is part of, it is private."""
         if path.startswith(tables.IR_DATASETS):
-            return cls(path, Privacy.PUBLIC)
-        found, privacy = "", Privacy.PUBLIC
-        for file in tables.files_of(path, cls.ends):
-            made = not found and _is_made(file)
-            name, folder = file.split("/")[-1], file.split("/")[-2:-1]
-            asked = name.startswith("queries.jsonl") or folder == ["qrels"]  # of BEIR
-            if made or asked or artefacts.class_stated(file) > Privacy.PUBLIC:
-                privacy = Privacy.PRIVATE
-            found = file if made else found
-        return cls(path, privacy, facts={"made": found})
+            return cls(path, Privacy.PUBLIC, facts={"made": ""})
+        files = tables.files_of(path, cls.ends)
+        made = next(filter(_is_made, files), "")
+        private = made or any(map(_is_private, files))
+        privacy = Privacy.PRIVATE if private else Privacy.PUBLIC
+        return cls(path, privacy, facts={"made": made})
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns a keyed digest of the files; the name of an `ir_datasets` set."""
@@ -60,6 +57,13 @@ class Texts(Table):
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns a digest of names, sizes and times: reading it would take hours."""
         return records.digest([vars(part) for part in corpus_parts([self.path])])
+
+
+def _is_private(file: str) -> bool:
+    """Returns whether a file holds private queries, or lies among private outputs."""
+    path = pathlib.PurePath(file)
+    of_pairs = path.name.startswith("queries.jsonl") or path.parent.name == "qrels"
+    return of_pairs or artefacts.class_stated(file) > Privacy.PUBLIC
 
 
 def _is_made(file: str) -> bool:

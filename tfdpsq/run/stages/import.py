@@ -43,7 +43,7 @@ from absl import logging
 from tfdpsq.data import importing, tables
 from tfdpsq.run.common.text_corpus import Table
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Output
+from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -115,7 +115,7 @@ class Import(Stage):
     """Makes a BEIR directory of private pairs from a log."""
 
     name = "import"
-    kind = Output
+    kind = Pairs
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
