@@ -60,12 +60,12 @@ class Work:
 
     Attributes:
       tests: the test sets.
-      corpora: their documents, cut into shards.
+      corpora: their documents, cut into shards; `None` where all search the whole.
       pieces: (test set, shard), by their numbers; shard -1 is the whole corpus.
     """
 
     tests: tuple[Part, ...]
-    corpora: tuple[corpus.Parts, ...]
+    corpora: tuple[corpus.Parts | None, ...]
     pieces: tuple[tuple[int, int], ...]
 
     def __len__(self) -> int:
@@ -219,8 +219,7 @@ class Evaluate(runner.ShardedStage):
 
     def parts(self, c: Context) -> Work:
         """Validates the data; cuts each corpus if a system is searched by shards."""
-        s, whole = c.settings, _whole(c.settings)
-        tests = _tests(s, c.given)
+        s, tests = c.settings, _tests(c.settings, c.given)
         corpora, pieces = [], []
         for number, test in enumerate(tests):
             splits = [test.split]
@@ -229,19 +228,19 @@ class Evaluate(runner.ShardedStage):
             counts = test.beir().validate(tuple(dict.fromkeys(splits)))
             if s.index == TREE and set(s.systems.values()) != {BM25}:
                 require_tree("index", counts.documents)
-            cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
-            corpora.append(cut)
+            whole, cut = _whole(s, test), None
             if whole:
                 pieces.append((number, -1))
             if len(whole) < len(s.systems):
+                cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
                 pieces += [(number, shard) for shard in range(len(cut))]
+            corpora.append(cut)
         return Work(tuple(tests), tuple(corpora), tuple(pieces))
 
     def start(self, c: Context) -> shards.Make:
         """Returns what searches one piece."""
         s, work, given = c.settings, c.parts, c.given["systems"]
-        whole = _whole(s)
-        dense = {name: one.path for name, one in given.items() if name not in whole}
+        dense = {n: one.path for n, one in given.items() if not _unsharded(s, n)}
         retrievers = search.Retrievers(dense, s.batch_size, s.dtype, c.scope)
         queries = functools.lru_cache(lambda number: _queries(c, work.tests[number]))
 
@@ -254,15 +253,14 @@ class Evaluate(runner.ShardedStage):
                 for name, run, note in _search_whole(c, test, asked, k):
                     arrays.update(search.arrays_of(name, run, list(asked)))
                     out.result[name] = note
-                out.count = documents.taken
-            else:
+            elif documents is not None:
                 best = retrievers.search(
                     test.name, asked, k, lambda: documents.read(shard), s.index
                 )
                 for name, one in best:
                     arrays[f"{name}/scores"] = one.scores
                     arrays[f"{name}/ids"] = one.ids.astype(str)
-                out.count = documents.size(shard)
+            out.count = len(asked)
             search.write_arrays(out.path(_EXTENSION), arrays)
 
         return make
@@ -297,13 +295,14 @@ class Evaluate(runner.ShardedStage):
         return {name: row[METRICS[0]] for name, row in rows.items()}
 
 
-def _whole(s: Evaluate.Settings) -> list[str]:
-    """Returns the systems that search a whole corpus at a time, not by shards."""
-    return [
-        name
-        for name, where in s.systems.items()
-        if where == BM25 or name in s.indexes or s.index == TREE
-    ]
+def _unsharded(s: Evaluate.Settings, name: str) -> bool:
+    """Returns whether a system searches a whole corpus at a time, not by shards."""
+    return s.systems[name] == BM25 or name in s.indexes or s.index == TREE
+
+
+def _whole(s: Evaluate.Settings, test: Part) -> list[str]:
+    """Returns the systems that do; for a set with flaws, which is small, all."""
+    return [name for name in s.systems if test.as_published or _unsharded(s, name)]
 
 
 def _tests(s: Evaluate.Settings, given: Given) -> list[Part]:
@@ -338,7 +337,7 @@ def _search_whole(
     """Yields name and run of each system, and what its scores depend on."""
     s, given, beir, dense = c.settings, c.given, test.beir(), dict[str, str]()
     stored: dict[str, Embeddings] = {}
-    for name in _whole(s):
+    for name in _whole(s, test):
         if name in s.indexes:
             stored[name] = own = Embeddings(
                 given["indexes"][name], f"indexes.{name}", DOCUMENTS
