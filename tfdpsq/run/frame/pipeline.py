@@ -123,6 +123,50 @@ def run(
         return job.finish(s, planned, workdir)
 
 
+class Output(str):
+    """Name of an earlier step as an input, and what is in its output: "prepare/set"."""
+
+
+class Steps(list):
+    """Steps of a job, added in the order in which they run."""
+
+    def add(
+        self,
+        name: str,
+        stage: runner.Stage,
+        own: Any,
+        given: Mapping[str, Any],
+        label: str = "",
+        **shows: Any,
+    ) -> Output:
+        """Adds a step; returns its output, for `given` of later ones.
+
+        Args:
+          name: of the output's directory.
+          stage: what makes it.
+          own: its settings.
+          given: changes of them by dotted names; a value, or one in a mapping, that is
+            an `Output` is known once the step before is done.
+          label: its name in tables.
+          **shows: see `Step`.
+        """
+        changes: dict[str, Any] = {}
+        inputs: dict[str, str] = {}
+        for key, value in given.items():
+            inside = value if isinstance(value, Mapping) else {"": value}
+            for at, each in inside.items():
+                if isinstance(each, Output):
+                    inputs[f"{key}.{at}".rstrip(".")] = str(each)
+            first, _, rest = key.partition(".")
+            if rest:
+                before = changes.get(first, getattr(own, first))
+                value = with_value(before, rest.split("."), value)
+            changes[first] = value
+        own = dataclasses.replace(own, **changes)
+        self.append(Step(name, stage, own, inputs, label, shows))
+        return Output(name)
+
+
 def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
     """Checks all steps, on promises of those before; returns them with their places.
 

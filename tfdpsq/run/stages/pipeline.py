@@ -32,7 +32,7 @@ from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import artefacts, corpus, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, Planned, Step, with_value
+from tfdpsq.run.frame.pipeline import Job, Output, Planned, Step, Steps
 from tfdpsq.run.frame.places import PRIVATE
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
@@ -60,10 +60,6 @@ _OF_UNITS = ("split", "unit", "user_field", "n_is_public", "n_bound")
 _TRAINED = ("pairs", "init", "continues", "vocabulary", "t5", "seed")
 # Stands for what the job sets, so that the settings that act with it may be set.
 _MADE = {"made": "by this job"}
-
-
-class Output(str):
-    """Name of an earlier step as an input, and what is in its output: "prepare/set"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +113,9 @@ class Pipeline(Job):
             0, ge=0, le=settings.SEED, help="of all stages but evaluation; not of noise"
         )
         log: Any = nested(import_log.STAGE.Settings, filled=("logs.train",))
-        prepare: Any = nested(prepare.STAGE.Settings, filled=("data", "splits", "vocabulary_size", "seed"))
+        prepare: Any = nested(
+            prepare.STAGE.Settings, filled=("data", "splits", "vocabulary_size", "seed")
+        )
         pretrain: Any = nested(
             Pretraining, filled=("data", "init", "vocabulary", "seed")
         )
@@ -282,39 +280,19 @@ class _Steps:
 
     def __init__(self, s: Pipeline.Settings):
         self.s = s
-        self.steps: list[Step] = []
+        self.steps = Steps()
         self.rows: list[dict[str, Any]] = []
         self.generated: dict[float, str] = {}
         self.pairs: str = s.data
         self.canaries = ""
 
     def _add(
-        self,
-        name: str,
-        stage: Any,
-        own: Any,
-        label: str,
-        given: Mapping[str, Any],
-        shows: Mapping[str, Any] | None = None,
+        self, name: str, stage: Any, own: Any, label: str, given: Any, **shows: Any
     ) -> Output:
-        """Adds a step; `given` has settings by dotted names, `Output`s among them."""
-        seeded = "seed" in vars(own) and stage not in (
-            *(evaluate.STAGE, canaries.STAGE, import_log.STAGE),
-        )
-        values = {**({"seed": self.s.seed} if seeded else {}), **given}
-        own = filled(own, values)
-        inputs = {key: str(v) for key, v in values.items() if isinstance(v, Output)}
-        for key, value in values.items():
-            if isinstance(value, dict):
-                inputs.update(
-                    {
-                        f"{key}.{n}": str(v)
-                        for n, v in value.items()
-                        if isinstance(v, Output)
-                    }
-                )
-        self.steps.append(Step(name, stage, own, inputs, label, dict(shows or {})))
-        return Output(name)
+        """Adds a step, with the job's seed where it has one."""
+        if stage not in (evaluate.STAGE, canaries.STAGE, import_log.STAGE, mine.STAGE):
+            given = {"seed": self.s.seed, **given}  # a known one would tell canaries
+        return self.steps.add(name, stage, own, given, label, **shows)
 
     def _row(
         self, name: str, label: str, step: str = "", against: Mapping[str, str] = {}
@@ -366,7 +344,7 @@ class _Steps:
                 s.adapter,
                 _labelled("Adapter", epsilon),
                 given,
-                {"chart": "Retriever"},
+                chart="Retriever",
             )
 
     def generators(self) -> None:
@@ -388,13 +366,13 @@ class _Steps:
                 epsilon,
                 self.pairs,
                 counted if math.isfinite(epsilon) else "",
-                {"chart": "Generator"},
+                chart="Generator",
             )
         for epsilon, generator in self.generated.items():
             name = f"synthetic_{step_part(epsilon)}"
             label = _labelled("Synthetic", epsilon)
             # Without an ε of its own, a set that follows the counts has none either.
-            self._set(name, label, generator, counted, {"set": row_part(epsilon)})
+            self._set(name, label, generator, counted, set=row_part(epsilon))
 
     def _generator(
         self,
@@ -403,11 +381,11 @@ class _Steps:
         epsilon: float,
         pairs: str,
         counted: str = "",
-        shows: Mapping[str, Any] | None = None,
+        **shows: Any,
     ) -> Output:
         given = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
         given["histogram"] = counted
-        return self._add(name, finetune.STAGE, self.s.finetune, label, given, shows)
+        return self._add(name, finetune.STAGE, self.s.finetune, label, given, **shows)
 
     def _set(
         self,
@@ -415,11 +393,11 @@ class _Steps:
         label: str,
         generator: str,
         counted: str = "",
-        shows: Mapping[str, Any] | None = None,
+        **shows: Any,
     ) -> Output:
         given = {"generator": generator, "corpus": self.pairs, "histogram": counted}
         own = self.s.synthesize
-        made = self._add(name, synthesize.STAGE, own, label, given, shows)
+        made = self._add(name, synthesize.STAGE, own, label, given, **shows)
         return Output(f"{made}/{SET}")
 
     def retrievers(self) -> None:
@@ -450,7 +428,7 @@ class _Steps:
                 own,
                 f"Retriever: {label}",
                 {"init": s.retriever_init or self.start, **given},
-                {"chart": "Retriever"},
+                chart="Retriever",
             )
             self._row(name, label, step)
         if s.embeddings:
@@ -501,7 +479,7 @@ class _Steps:
         if s.fit_rerank:
             given["rerank.fit"] = Output(f"prepare/{SET}")
         label = "Evaluation"
-        self._add("evaluation", evaluate.STAGE, own, label, given, {"rows": self.rows})
+        self._add("evaluation", evaluate.STAGE, own, label, given, rows=self.rows)
 
     def audit(self) -> None:
         """Generators that are trained on canaries, and attacked."""
@@ -523,18 +501,6 @@ class _Steps:
                 _labelled("Generator", epsilon),
                 {**given, "synthetic": written},
             )
-
-
-def filled(own: Any, values: Mapping[str, Any]) -> Any:
-    """Returns settings with the values by their dotted names, all set at once."""
-    changes: dict[str, Any] = {}
-    for name, value in values.items():
-        first, _, rest = name.partition(".")
-        if rest:
-            before = changes.get(first, getattr(own, first))
-            value = with_value(before, rest.split("."), value)
-        changes[first] = value
-    return dataclasses.replace(own, **changes)
 
 
 def _labelled(what: str, epsilon: float) -> str:
