@@ -34,7 +34,7 @@ from tfdpsq import evaluation
 from tfdpsq.data import read_manifest, read_synthetic
 from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, TopP
+from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator, TopP
 from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.common import attacks, canary_set
 from tfdpsq.run.common.canary_set import Canary
@@ -145,7 +145,7 @@ class Audit(Stage):
         if c.given["synthetic"] is not None:
             _require_own_set(c)
         subject = load(c, made)
-        attacks.require_whole(made, subject.documents, subject.model.preprocessor)
+        attacks.require_whole(made, subject.documents, subject.preprocessor)
         guarantee = _guarantee(c.given["generator"].certificate)
         # Without a claim (ε = ∞) the bound is on pure DP.
         delta = float(guarantee["delta"] or 0.0)
@@ -180,6 +180,7 @@ class Subject:
     Attributes:
       c: what the stage runs with.
       model: the generator.
+      preprocessor: its own, and that of the references.
       likelihood: scores queries under it.
       references: score them under models that saw none of them.
       documents: id -> content of the documents of canaries.
@@ -188,6 +189,7 @@ class Subject:
 
     c: Context
     model: T5QueryGenerator
+    preprocessor: Preprocessor
     likelihood: QueryLikelihood
     references: Sequence[QueryLikelihood]
     documents: Mapping[str, str]
@@ -240,6 +242,7 @@ def load(c: Context, made: Sequence[Canary]) -> Subject:
     with c.scope():
         model = T5QueryGenerator.from_preset(c.given["generator"].path)
         own, references = model.preprocessor, []
+        assert own is not None  # finetune writes one
         for reference in _references(c):
             other = T5QueryGenerator.from_preset(reference.path)
             held = other.preprocessor
@@ -259,7 +262,7 @@ def load(c: Context, made: Sequence[Canary]) -> Subject:
         given = [(row.document_id, row.query) for row in rows]
         # Of documents that end with a secret, queries were written with it in view.
         given = [row for row in given if not row[0].startswith(canary_set.ID_PREFIX)]
-    return Subject(c, model, scorer, references, texts, given)
+    return Subject(c, model, own, scorer, references, texts, given)
 
 
 def _pairs(c: Context) -> Any:
@@ -407,7 +410,7 @@ def _one_run(subject: Subject, coins: Sequence[Canary], delta: float) -> dict[st
 
 def _membership(subject: Subject) -> dict[str, Any]:
     """Returns how well each score tells training queries from others."""
-    s, own = subject.c.settings, subject.model.preprocessor
+    s, own = subject.c.settings, subject.preprocessor
     split = subject.c.given["generator"].facts["split"]
     members, others = attacks.members_of(
         _pairs(subject.c).beir(), split, s.other_splits, s.members, s.seed

@@ -188,7 +188,7 @@ def _tables(s: Any) -> tuple[dict[str, importing.Table], Any, Any]:
       InputError: columns that do not fit each other.
     """
     s = _with_parts(s)
-    columns, found = _named(s.columns), []
+    columns, found = _named(s.columns), list[Any]()
     for name, text, key in (
         ("queries", "query", "query_id"),
         ("corpus", "document", "document_id"),
@@ -226,7 +226,8 @@ def _tables(s: Any) -> tuple[dict[str, importing.Table], Any, Any]:
         for name, log in vars(s.logs).items()
         if log
     }
-    return logs, *found
+    queries, corpus = found
+    return logs, queries, corpus
 
 
 def _named(columns: settings.Settings) -> dict[str, str]:
