@@ -14,6 +14,16 @@ def epsilon_symbol(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
+def row_part(epsilon: float) -> str:
+    """Returns the part of a row's name for an ε: "inf", "eps8" or "eps0_5"."""
+    return step_part(epsilon).replace(".", "_")
+
+
+def step_part(epsilon: float) -> str:
+    """Returns the part of a step's name for an ε: "inf", "eps8" or "eps0.5"."""
+    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+
+
 def epsilon_text(value: float | str | None) -> str:
     """Returns a spent ε with three digits, rounded up; a dash where none was spent."""
     if value is None:

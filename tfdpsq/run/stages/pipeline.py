@@ -36,7 +36,7 @@ from tfdpsq.run.frame.pipeline import Job, Output, Planned, Step, Steps
 from tfdpsq.run.frame.places import PRIVATE
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
-from tfdpsq.run.report.wording import epsilon_symbol
+from tfdpsq.run.report.wording import epsilon_symbol, row_part, step_part
 from tfdpsq.run.stages import (
     audit,
     canaries,
@@ -213,16 +213,6 @@ def is_log(path: str) -> bool:
         return False
     files = (file.name for file in folder.rglob("*"))
     return any(tables.format_of(name) for name in files)
-
-
-def row_part(epsilon: float) -> str:
-    """Returns the part of a row's name for an ε: "inf", "eps8" or "eps0_5"."""
-    return step_part(epsilon).replace(".", "_")
-
-
-def step_part(epsilon: float) -> str:
-    """Returns the part of a step's name for an ε: "inf", "eps8" or "eps0.5"."""
-    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
 def _check(s: Pipeline.Settings) -> None:

@@ -1,0 +1,253 @@
+"""Reproduce the paper's tables: every row, ours next to the published number.
+
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \\
+        --workdir=DIR
+
+`table` takes several names of `tables`; () takes all, and rows that tables share are
+made once. `configs/paper/tables.py:paper` needs MS MARCO, the BEIR sets and machines.
+To resume, start the same command again.
+
+Writes `private/tables.json` and `tables.html`: numbers, Kendall's τ between the two
+orders of the rows, and for each ordering in the paper whether it holds here. They are
+computed from private queries and must not be released; `private/examples.html` quotes
+such queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from tfdpsq import validation
+from tfdpsq.data.pydocs import PACKAGES, build_pydocs
+from tfdpsq.run.common.canary_set import DATA
+from tfdpsq.run.common.search import BM25
+from tfdpsq.run.frame import places, records, settings
+from tfdpsq.run.frame.artefacts import PYDOCS, SET
+from tfdpsq.run.frame.pipeline import Job, Output, Planned, Step, Steps
+from tfdpsq.run.frame.settings import Rule, nested, setting
+from tfdpsq.run.report import tables
+from tfdpsq.run.report.tables import CANARIES, EXAMPLES, SIMILARITY, ZERO_SHOT, Row
+from tfdpsq.run.report.wording import step_part
+from tfdpsq.run.stages import (
+    audit,
+    canaries,
+    evaluate,
+    finetune,
+    pipeline,
+    prepare,
+    pretrain,
+    synthesize,
+    train_retriever,
+)
+from tfdpsq.validation import InputError
+
+_OF_ROWS = (
+    *("init", "retriever_init", "epsilons", "direct_epsilons", "audit_epsilons"),
+    *("embeddings", "adapter_epsilons", "histogram_epsilon", "rerank", "seed"),
+)
+
+
+class Reproduce(Job):
+    """Makes the rows of the paper's tables, and compares."""
+
+    name = "reproduce"
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings(settings.Settings):
+        """Settings of `reproduce`: a job, the sizes of T5, and the tables."""
+
+        job: Any = nested(pipeline.STAGE.Settings, filled=_OF_ROWS)
+        sizes: dict = setting(
+            {"base": {"init": "t5_tiny_manuals"}},
+            help='{size: {"init": T5, "finetune": settings that differ for it}}',
+        )
+        retriever_size: str = setting("base", help="that retrievers start from")
+        seeds: tuple[int, ...] = setting((0,), of=Rule(ge=0, le=settings.SEED))
+        held_out_packages: tuple[str, ...] = setting(
+            (),
+            of=Rule(choices=tuple(PACKAGES)),
+            help="of pydocs, whose other packages are the data; each is a set",
+        )
+        sets: dict = setting(
+            {}, help="other sets of the zero-shot tables: {name: BEIR}"
+        )
+        table: tuple[str, ...] = setting(
+            (), of=Rule(), help="names of tables; () is all"
+        )
+        tables: dict = setting({}, help="see configs/paper/tables.py")
+        resamples: int = setting(10_000, ge=1, le=10**7)
+
+        def __post_init__(self) -> None:
+            """See `Settings`; mappings become plain ones."""
+            super().__post_init__()
+            for name in ("sizes", "sets", "tables"):
+                plain = ml_collections.ConfigDict(getattr(self, name)).to_dict()
+                object.__setattr__(self, name, plain)
+
+    def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
+        """Returns the steps of all rows, for each seed."""
+        wanted = _wanted(s)
+        tables.check(wanted)
+        made = _Rows(s, wanted)
+        for seed in s.seeds:
+            made.measure(seed)
+        for row in made.of(CANARIES):
+            made.audit(row)
+        return made.steps
+
+    def finish(
+        self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
+    ) -> str:
+        """Writes the tables; returns them as text."""
+        outputs = {each.step.name: each.place for each in planned}
+        private = workdir / places.PRIVATE
+        if any(t["measure"] == EXAMPLES for t in _wanted(s).values()):
+            reads = records.private_reads(private)
+            reads.record("some private queries as they are", "private/examples.html")
+        compared = tables.Compared(outputs, s.seeds, s.resamples)
+        own = s.job.evaluate.similarity_split, s.job.examples
+        found = compared.all(_wanted(s), _data(s)[0], *own)
+        tables.write(private, found)
+        return f"\n{tables.as_text(found)}\n\n{private / tables.PAGE_FILE}"
+
+
+def _wanted(s: Reproduce.Settings) -> dict[str, Any]:
+    for name in s.table:
+        validation.one_of("table", name, tuple(s.tables))
+    return {name: s.tables[name] for name in s.table or s.tables}
+
+
+def _data(s: Reproduce.Settings) -> tuple[str, dict[str, str]]:
+    """Returns the directory of the pairs, and the zero-shot sets."""
+    held = s.held_out_packages
+    if not held:
+        return s.job.data, dict(s.sets)
+    if s.job.data != PYDOCS:
+        raise InputError(
+            f"held_out_packages is {held}, which applies to pydocs, but job.data is "
+            f"{s.job.data}. Set it to (), and sets to existing ones."
+        )
+    home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
+    sets = {name: str(build_pydocs(packages=(name,)).path) for name in held}
+    return str(home.path), sets
+
+
+class _Rows:
+    """The steps of the rows, each made where it is first needed.
+
+    Names of outputs contain the seed, and name the ledgers under `private/runs`: two
+    seeds are two runs.
+
+    Attributes:
+      steps: those so far.
+    """
+
+    def __init__(self, s: Reproduce.Settings, wanted: Mapping[str, Any]):
+        self.s, self.job, self.steps = s, s.job, Steps()
+        self._wanted = wanted
+        self._data, self._sets = _data(s)
+        self._made: dict[str, Output] = {}
+        splits = {s.job.finetune.split, s.job.retriever.split, s.job.evaluate.split}
+        given = {"splits": tuple(sorted(splits)), "vocabulary_size": 0}
+        given.update(data=self._data)
+        self.steps.add("prepare", prepare.STAGE, s.job.prepare, given)
+
+    def of(self, *measures: str) -> list[Row]:
+        """Returns the rows of all tables of some measures, each once."""
+        found = {
+            row.name: row
+            for table in self._wanted.values()
+            if table["measure"] in measures
+            for row in tables.rows_of(table)
+        }
+        return list(found.values())
+
+    def _step(self, name: str, stage: Any, own: Any, given: Any) -> Output:
+        if name not in self._made:
+            self._made[name] = self.steps.add(name, stage, own, given)
+        return self._made[name]
+
+    def _model(self, size: str) -> str:
+        """Returns the public T5 of a size."""
+        validation.one_of("the size of a row", size, tuple(self.s.sizes))
+        init = self.s.sizes[size].get("init", "")
+        if not init:
+            raise InputError(f"sizes.{size}.init is ''. Give a T5 of this size.")
+        if not self.job.pretrain.steps:
+            return init
+        own = pretrain.STAGE.Settings(**vars(self.job.pretrain))
+        given = {"data": self.job.data, "init": init}
+        return self._step(f"t5_{size}", pretrain.STAGE, own, given)
+
+    def _generated(
+        self, row: Row, names: tuple[str, str], pairs: str, seed: int
+    ) -> tuple[Output, Output]:
+        """Returns a row's generator, and the set that it wrote."""
+        own = settings.config_of(self.job.finetune)
+        own.update(self.s.sizes[row.size].get("finetune", {}))
+        own = settings.from_config(finetune.STAGE.Settings, own, "job.finetune.")
+        given = {"init": self._model(row.size), "pairs": pairs, "seed": seed}
+        given.update(epsilon=row.epsilon)
+        generator = self._step(names[0], finetune.STAGE, own, given)
+        given = {"generator": generator, "corpus": self._data, "seed": seed}
+        own = self.job.synthesize
+        return generator, Output(
+            f"{self._step(names[1], synthesize.STAGE, own, given)}/{SET}"
+        )
+
+    def _set(self, row: Row, seed: int) -> Output:
+        part = f"{row.size}_{step_part(row.epsilon)}"
+        names = f"seed{seed}_generator_{part}", f"seed{seed}_synthetic_{part}"
+        return self._generated(row, names, self._data, seed)[1]
+
+    def _retriever(self, row: Row, seed: int) -> Output:
+        own, start = self.job.retriever, self._model(self.s.retriever_size)
+        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self._data}
+        if row.kind in tables.CONTROLS:
+            given["pairs"] = Output(f"prepare/{SET}")
+        if row.kind == "untrained":
+            given.update(steps=0, epochs=0.0)
+        if row.kind == "original":
+            given.update(validation_pairs=0)
+        if row.kind == "synthetic":
+            given["pairs"] = self._set(row, seed)
+        if row.kind == "direct":
+            given.update(epsilon=row.epsilon, steps=own.steps, epochs=own.epochs)
+            own = self.job.direct
+        name = f"seed{seed}_retriever_{row.name}"
+        return self._step(name, train_retriever.STAGE, own, given)
+
+    def measure(self, seed: int) -> None:
+        """Adds what the tables measure of one seed's rows."""
+        own = self.job.evaluate
+        none = {"baseline": "", "rerankers": {}, "baselines": {}}
+        none["fusion"] = dataclasses.replace(own.fusion, base="")
+        compared = {r.name: self._set(r, seed) for r in self.of(SIMILARITY, EXAMPLES)}
+        searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
+        if searched or self.of(SIMILARITY):
+            given = {"data": self._data, "systems": {BM25: BM25, **searched}, **none}
+            given["synthetic"] = {r.name: compared[r.name] for r in self.of(SIMILARITY)}
+            self._step(f"seed{seed}_retrieval", evaluate.STAGE, own, given)
+        systems = {r.name: self._retriever(r, seed) for r in self.of(ZERO_SHOT)}
+        if systems:
+            given = {"systems": systems, "sets": self._sets, **none, "synthetic": {}}
+            self._step(f"seed{seed}_zero_shot", evaluate.STAGE, own, given)
+
+    def audit(self, row: Row) -> None:
+        """Adds a generator that is trained on canaries, and its audit."""
+        given = {"data": self._data, "user_field": self.job.finetune.user_field}
+        made = self._step("canaries", canaries.STAGE, self.job.canaries, given)
+        part = f"{row.size}_{step_part(row.epsilon or math.inf)}"
+        names = f"audited_{part}", f"audited_synthetic_{part}"
+        generator, written = self._generated(row, names, Output(f"{made}/{DATA}"), 0)
+        given = {"canaries": made, "generator": generator, "synthetic": written}
+        self._step(f"audit_{part}", audit.STAGE, self.job.audit, given)
+
+
+STAGE = Reproduce()
