@@ -1,9 +1,10 @@
 """Tables 1 to 7 of the paper: every row, its published numbers, and the job.
 
-    python -m tfdpsq.run.reproduce --table=2 --scale=tiny
-    python -m tfdpsq.run.reproduce --scale=paper --config.job.data=BEIR \
-        --config.zero_shot.root=BEIR_SETS --config.sizes.base.init=T5_BASE \
-        (and small, large, xl) --workdir=DIR
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \
+        --workdir=DIR
+    tfdpsq reproduce --config=configs/paper/tables.py:paper --config.job.data=BEIR \
+        --config.sets.scifact=BEIR_SETS/scifact (and the others) \
+        --config.sizes.base.init=T5_BASE (and small, large, xl) --workdir=DIR
 
 Duration: "tiny" 51 minutes of stages on two busy cores for all tables; "paper" not run
 here.
@@ -24,9 +25,8 @@ one row is above another in a column; in `lower` columns, that its number is low
 import importlib.util
 import pathlib
 
-from tfdpsq.run import reproduce
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.search import benchmark_sets
+from tfdpsq.run.common import benchmark_sets, canary_set
+from tfdpsq.run.stages import reproduce
 
 SCALES = ("tiny", "paper")
 SIZES = ("small", "base", "large", "xl")
@@ -208,17 +208,20 @@ def get_config(scale="tiny"):
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}; choose one of {', '.join(SCALES)}.")
-    config = reproduce.default_config()
-    config.tables = TABLES
-    return _tiny(config) if scale == "tiny" else _paper(config)
+    config = reproduce.STAGE.config()
+    with config.unlocked():
+        return _tiny(config) if scale == "tiny" else _paper(config)
 
 
 def _paper(config):
     """Sets the paper's sizes and settings; the weights are `retrieval.py`'s."""
     rows = _beside("paper", "retrieval.py")
+    config.tables = TABLES
     config.job = rows.get_config("original")
-    # Every size has its own, and retrievers have that of `retriever_size`.
-    config.job.init = config.job.retriever_init = ""
+    # `sizes` and the rows say these.
+    default = reproduce.STAGE.config().job
+    for name in ("init", "retriever_init", "epsilons", "direct_epsilons"):
+        config.job[name] = default[name]
     config.sizes = {size: {"init": rows.weights(size)} for size in SIZES}
     for size, settings in rows.MEMORY.items():
         config.sizes[size]["finetune"] = settings
@@ -229,12 +232,18 @@ def _paper(config):
     return config
 
 
+def _of_base(table):
+    """Returns a table without the rows and claims of other sizes."""
+    others = set(_SIZES) - set(_BASE)
+    rows = {row: n for row, n in table["paper"].items() if row not in others}
+    claims = tuple(c for c in table["claims"] if {*c[:2]} <= rows.keys())
+    return {**table, "paper": rows, "claims": claims}
+
+
 def _tiny(config):
     """Sets the docstrings of eleven packages as zero-shot sets, all others as data."""
-    fusion = config.job.evaluate.fusion
     config.job = _beside("quickstart.py").get_config()
-    # `reproduce` decides what its tables fuse.
-    config.job.evaluate.fusion = fusion
+    config.sizes = {"base": {"init": config.job.init}}
     config.held_out_packages = (
         "absl",
         "dp_accounting",
@@ -248,21 +257,10 @@ def _tiny(config):
         "tensorflow_text",
         "werkzeug",
     )
-    # The T5 that comes with the package, cut down or grown; each is then trained on the
-    # same documents for the same steps.
-    config.sizes = {
-        "small": {"num_layers": 1, "intermediate_dim": 128},
-        "base": {},
-        "large": {"num_layers": 4, "intermediate_dim": 768},
-        "xl": {"num_layers": 5, "intermediate_dim": 1024},
-    }
-    stage = config.job.pretrain
-    stage.optimizer = "adam"
-    stage.learning_rate = 5e-4
-    stage.steps, stage.warmup = 150, 20
-    stage.watch_every = stage.save_every = 50
+    # The T5 that comes with the package is the only size.
+    config.tables = {name: _of_base(t) for name, t in TABLES.items() if name != "3"}
 
-    # Half of the quickstart's, so that four sizes and four ε's fit into about an hour.
+    # Half of the quickstart's, so that all tables fit into about an hour.
     config.job.finetune.steps = 24
 
     # A secret is in a hundred of 3,320 queries here, and of 533,000 in the paper, so ε

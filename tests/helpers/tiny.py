@@ -90,7 +90,7 @@ def tiny_config(data, embedded=None):
     config.histogram.clusters = 8
     config.init = ""  # random weights, and a vocabulary of these documents
     lengths = {"document_length": 32, "query_length": 12}
-    config.pretrain.t5.update({**SHAPE, "vocabulary_size": 420, "version": "1.0"})
+    config.pretrain.t5.update({**SHAPE, "vocabulary_size": 320, "version": "1.0"})
     config.pretrain.update(lengths, steps=3, held_out_one_in=8, batch_size=8)
     config.finetune.update(lengths, batch_size=8, microbatch_size=4, steps=3)
     config.finetune.update(accountant="rdp", n_is_public=True)

@@ -14,7 +14,7 @@ import scipy.stats
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import io
-from tfdpsq.run.common import benchmark_sets, canary_set
+from tfdpsq.run.common import canary_set
 from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.places import Place

@@ -1,6 +1,6 @@
-"""Reproduce the paper's tables: every row, ours next to the published number.
+r"""Reproduce the paper's tables: every row, ours next to the published number.
 
-    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \\
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \
         --workdir=DIR
 
 `table` takes several names of `tables`; () takes all, and rows that tables share are
@@ -68,6 +68,9 @@ class Reproduce(Job):
             help='{size: {"init": T5, "finetune": settings that differ for it}}',
         )
         retriever_size: str = setting("base", help="that retrievers start from")
+        audit: dict = setting(
+            {}, help="settings of job.finetune that differ on pairs with canaries"
+        )
         seeds: tuple[int, ...] = setting((0,), of=Rule(ge=0, le=settings.SEED))
         held_out_packages: tuple[str, ...] = setting(
             (),
@@ -86,7 +89,7 @@ class Reproduce(Job):
         def __post_init__(self) -> None:
             """See `Settings`; mappings become plain ones."""
             super().__post_init__()
-            for name in ("sizes", "sets", "tables"):
+            for name in ("sizes", "audit", "sets", "tables"):
                 plain = ml_collections.ConfigDict(getattr(self, name)).to_dict()
                 object.__setattr__(self, name, plain)
 
@@ -186,20 +189,18 @@ class _Rows:
         return self._step(f"t5_{size}", pretrain.STAGE, own, given)
 
     def _generated(
-        self, row: Row, names: tuple[str, str], pairs: str, seed: int
+        self, row: Row, names: tuple[str, str], pairs: str, seed: int, **changes: Any
     ) -> tuple[Output, Output]:
         """Returns a row's generator, and the set that it wrote."""
-        own = settings.config_of(self.job.finetune)
-        own.update(self.s.sizes[row.size].get("finetune", {}))
-        own = settings.from_config(finetune.STAGE.Settings, own, "job.finetune.")
+        config = settings.config_of(self.job.finetune)
+        config.update({**self.s.sizes[row.size].get("finetune", {}), **changes})
+        own = settings.from_config(finetune.STAGE.Settings, config, "job.finetune.")
         given = {"init": self._model(row.size), "pairs": pairs, "seed": seed}
         given.update(epsilon=row.epsilon)
         generator = self._step(names[0], finetune.STAGE, own, given)
         given = {"generator": generator, "corpus": self._data, "seed": seed}
-        own = self.job.synthesize
-        return generator, Output(
-            f"{self._step(names[1], synthesize.STAGE, own, given)}/{SET}"
-        )
+        written = self._step(names[1], synthesize.STAGE, self.job.synthesize, given)
+        return generator, Output(f"{written}/{SET}")
 
     def _set(self, row: Row, seed: int) -> Output:
         part = f"{row.size}_{step_part(row.epsilon)}"
@@ -244,8 +245,9 @@ class _Rows:
         given = {"data": self._data, "user_field": self.job.finetune.user_field}
         made = self._step("canaries", canaries.STAGE, self.job.canaries, given)
         part = f"{row.size}_{step_part(row.epsilon or math.inf)}"
-        names = f"audited_{part}", f"audited_synthetic_{part}"
-        generator, written = self._generated(row, names, Output(f"{made}/{DATA}"), 0)
+        names, data = (f"audited_{part}", f"audited_synthetic_{part}"), f"{made}/{DATA}"
+        changes = self.s.audit
+        generator, written = self._generated(row, names, Output(data), 0, **changes)
         given = {"canaries": made, "generator": generator, "synthetic": written}
         self._step(f"audit_{part}", audit.STAGE, self.job.audit, given)
 
