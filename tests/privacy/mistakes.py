@@ -589,7 +589,7 @@ A model directory that was copied without its certificate is taken for public.
 + if digest is not None is not certificate and (
 
 The exact number of private queries is published without a declaration.
-@ run/training/private_training.py run/test_lineage.py
+@ run/common/training.py run/test_finetune.py
 -     if n_is_public:
 +     if not n_bound:
 
@@ -604,8 +604,8 @@ Evaluation on private queries is not recorded as a read.
 + found = []
 
 The certificate leaves out the reads that no ε covers.
-@ run/finetune.py run/test_finetune.py
-- private_reads=reads,
+@ run/common/training.py run/test_finetune.py
+- private_reads=records.private_reads(c.place.private).entries,
 + private_reads=[],
 
 Weights that were loaded or changed after `fit` get the certificate of the fit.
@@ -621,11 +621,11 @@ Statistics that a layer adapted to private rows are released undeclared.
 
 RELEASES = """
 The seed of the noise is in the released record.
-@ run/finetune.py run/test_release_secrets.py
--         facts = {
-+         with open(f"{context.run_dir}/state/secrets.json") as file:
-+             held = __import__("json").load(file)
-+         facts = {"seed": held["seed"],
+@ run/stages/finetune.py run/test_release_secrets.py
+-             facts = {
++             with open(f"{c.place.run}/state/secrets.json") as file:
++                 held = __import__("json").load(file)
++             facts = {"seed": held["seed"],
 
 The released record says how long a private stage took.
 @ run/frame/runner.py run/test_frame.py

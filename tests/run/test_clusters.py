@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.data.texts import Document
-from tfdpsq.run.passes.clusters import DocumentClusters
+from tfdpsq.run.common.documents import DocumentClusters
 from tfdpsq.validation import DataError, InputError
 
 _SUBJECTS = (

@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import tiny
+from helpers import framed, tiny
 
-from tfdpsq.privacy import verify_certificate
+from tfdpsq import retriever
+from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.model import ordered_weights
-from tfdpsq.run.core import layout
-from tfdpsq.run.training import private_training
+from tfdpsq.run.common import training
+from tfdpsq.run.frame.artefacts import MODEL
+from tfdpsq.run.stages import train_retriever
 from tfdpsq.validation import InputError
 
 
@@ -23,11 +25,15 @@ def base(tmp_path_factory):
     return base
 
 
-def _train(base, name, **options):
-    usual = {"embedding_dim": 16, "steps": 2, "epsilon": 8.0}
-    method = {"num_microbatches": 2, "negatives": 20, "microbatch_size": 4}
-    settings = tiny.training(base, **usual, **method)
-    return tiny.train_retriever(base / name / "out", options, **settings)
+_OF = {"microbatch": {"num_microbatches": 2}, "public_negatives": {"negatives": 20}}
+
+
+def _train(base, name, method, **options):
+    usual = {"embedding_dim": 16, "steps": 2, "epsilon": 8.0, "microbatch_size": 4}
+    settings = {"method": method, **usual, **_OF.get(method, {}), **options}
+    out = base / name / "out"
+    framed.run(train_retriever.STAGE, out, **tiny.training(base, **settings))
+    return retriever.load(out / MODEL), read_certificate(out)
 
 
 def _points(base, name):
@@ -39,16 +45,16 @@ def _points(base, name):
 @pytest.mark.parametrize("method", ["naive", "microbatch", "public_negatives"])
 def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     """Losses are shown, and recorded as a read, unless the run is strict."""
-    options = {"method": method, "scale": 1.0, "strict": method == "naive"}
+    options = {"scale": 1.0, "strict": method == "naive"}
     if method == "naive":
         options["microbatch_size"] = 5  # divides no batch that is tried
     if method == "public_negatives":
         options["unit"] = "pair"
-    model, certificate = _train(base, method, **options)
-    training = certificate["training"]
-    assert training["method"] == method
+    model, certificate = _train(base, method, method, **options)
+    stated = certificate["training"]
+    assert stated["method"] == method
     engine = {"microbatch": "vectorized", "public_negatives": "fast"}
-    assert training["engine"].startswith(engine.get(method, "none"))
+    assert stated["engine"].startswith(engine.get(method, "none"))
     assert 7.0 < certificate["guarantee"]["epsilon"] <= 8.0
     assert verify_certificate(certificate).problems == ()
     sampler = certificate["sampler"]
@@ -69,7 +75,7 @@ def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     assert f"one {unit}" in certificate["mechanism"]["sensitivity_argument"].lower()
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
     reads = [read["what"] for read in certificate["private_reads"]]
-    shown = [] if options["strict"] else [private_training.LOSS_READ["what"]]
+    shown = [] if options["strict"] else [training.LOSS_READ["what"]]
     assert reads == shown
     points = _points(base, method)
     assert points and all(("loss" in point) == bool(shown) for point in points)
@@ -82,19 +88,19 @@ def test_bfloat16_is_certified_and_rounds_no_weight(base):
     are gone when the run is finished.
     """
     options = {
-        "method": "public_negatives",
         "dtype": "mixed_bfloat16",
         "shared": False,
         "trained": ("query_tower/projection/kernel",),
     }
-    model, certificate = _train(base, "low", **options)
+    model, certificate = _train(base, "low", "public_negatives", **options)
     assert certificate["training"]["computed_in"] == "mixed_bfloat16"
     assert certificate["training"]["trained"] == list(options["trained"])
     assert certificate["training"]["trained_parameters"] == 16 * 16
     assert verify_certificate(certificate).problems == ()
     plain = {"pairs": tiny.write_public_pairs(base), "shared": False, "steps": 0}
-    plain.update(method="plain", epsilon=float("inf"))
-    start, _ = _train(base, "start", **plain)
+    settings = tiny.training(base, embedding_dim=16, **plain)
+    framed.run(train_retriever.STAGE, base / "start", **settings)
+    start = retriever.load(base / "start" / MODEL)
     moved = {
         (tower, weight.name)
         for tower in ("query_tower", "document_tower")
@@ -126,4 +132,4 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, changes, m
     with pytest.raises(InputError, match=message):
         _train(base, "refused", **{"method": "public_negatives", **changes})
     assert not list((base / "refused").rglob("ledger.jsonl"))
-    assert not list((base / "refused").rglob(layout.RETRIEVER_MODEL))
+    assert not list((base / "refused").rglob(MODEL))

@@ -1,22 +1,26 @@
-"""`finetune` and its settings: LoRA, a part, a soft prompt, rates, epochs."""
+"""`finetune` and its settings: LoRA, a part, a soft prompt, rates, epochs, prompts."""
 
+import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import tiny
+from helpers import framed, tiny
 from safetensors.numpy import load_file
 
-from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
-from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.data import Tokenizer, train_vocabulary
+from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run import convert, finetune, synthesize, train_retriever
-from tfdpsq.run.core import layout, sources
-from tfdpsq.run.training import private_training, starting_model
+from tfdpsq.run.common import training
+from tfdpsq.run.frame import artefacts, runner, settings
+from tfdpsq.run.frame.artefacts import Pairs
+from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.run.stages import finetune
 from tfdpsq.validation import InputError
 
+STAGE = finetune.STAGE
 _PROMPT, _HIDDEN = 5, 16
 
 
@@ -29,19 +33,20 @@ def base(tmp_path_factory):
     return base
 
 
-def _config(base, **options):
+def _settings(base, **options):
     usual = {"microbatch_size": 4, "steps": 3, "learning_rate": 0.1}
-    return tiny.config(finetune, options, **tiny.training(base, **usual))
+    return tiny.training(base, **{**usual, **options})
 
 
-def _finetune(base, name, **options):
-    stage = finetune.run(_config(base, **options), base / name)
-    certificate = read_certificate(base / name)
+def _finetune(base, name, folder="release", **options):
+    out = base / folder / name
+    record = framed.run(STAGE, out, **_settings(base, **options))
+    certificate = read_certificate(out)
     assert verify_certificate(certificate).problems == ()
     assert certificate["accounting"]["steps_executed"] == 3
-    assert private_training.LOSS_READ in certificate["private_reads"]
-    assert stage["result"]["steps_executed"] == 3
-    return T5QueryGenerator.from_preset(base / name), certificate
+    assert training.LOSS_READ in certificate["private_reads"]
+    assert record["result"]["steps_executed"] == 3
+    return T5QueryGenerator.from_preset(out), certificate
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +70,13 @@ def _weights(model, public):
     return zip(paths, model.backbone.weights, public.backbone.weights)
 
 
-def test_lora_is_trained_certified_and_merged(public, tuned):
+def test_lora_is_trained_certified_and_merged(base, public, tuned):
     model, certificate = tuned
-    training = certificate["training"]
+    stated = certificate["training"]
     # A layer with self- and cross-attention; hidden 16, inner 2 * 8, rank 2.
-    assert training["trained_parameters"] == 2 * (16 * 2 + 2 * 16)
-    assert training["lora"]["targets"] == ["*decoder*/query_projector"]
-    assert training["computed_in"] == "mixed_bfloat16"
+    assert stated["trained_parameters"] == 2 * (16 * 2 + 2 * 16)
+    assert stated["lora"]["targets"] == ["*decoder*/query_projector"]
+    assert stated["computed_in"] == "mixed_bfloat16"
     changed = {
         path
         for path, one, other in _weights(model, public)
@@ -87,6 +92,12 @@ def test_lora_is_trained_certified_and_merged(public, tuned):
     )
     values = np.linalg.svd(update, compute_uv=False)
     assert values[1] > 1e-4 and values[2] < 1e-5 * values[0]
+    # The vocabulary beside the starting weights is passed on, and the audit's facts.
+    out = base / "release" / "tuned"
+    assert (out / "spiece.model").read_bytes() == (base / "spiece.model").read_bytes()
+    facts = json.loads((out / "stage.json").read_text())["facts"]
+    init = str(base / "public")
+    assert facts == {"epsilon": 8.0, "unit": "query", "split": "train", "init": init}
 
 
 def test_part_is_trained_for_epochs_of_pairs_and_the_rest_stays(base, public):
@@ -96,13 +107,13 @@ def test_part_is_trained_for_epochs_of_pairs_and_the_rest_stays(base, public):
     rates = {"schedule": "cosine", "noiseless_learning_rate": 1e-4}
     options = {"trained": patterns, "epsilon": 8.0, **rates, **epochs}
     model, certificate = _finetune(base, "part", **options)
-    training = certificate["training"]
-    assert training["schedule"] == "cosine" and training["learning_rate"] == 0.1
+    stated = certificate["training"]
+    assert stated["schedule"] == "cosine" and stated["learning_rate"] == 0.1
     # 2 + 3 + 2 norms of 16; a layer with 4 kernels of 16 * 16, and a bias [32, 2].
     trained = 7 * 16 + 4 * 16 * 16 + 32 * 2
-    assert training["trained"] == list(patterns)
-    assert training["trained_parameters"] == trained
-    assert training["lora"] == "none"
+    assert stated["trained"] == list(patterns)
+    assert stated["trained_parameters"] == trained
+    assert stated["lora"] == "none"
     assert certificate["guarantee"]["epsilon"] <= 8.0
     assert certificate["guarantee"]["unit"] == "pair"
     assert certificate["guarantee"]["delta"] == 0.5 / 63
@@ -117,25 +128,38 @@ def test_part_is_trained_for_epochs_of_pairs_and_the_rest_stays(base, public):
         assert np.any(one.numpy() != other.numpy()) == chosen, path
         moved += one.shape.num_elements() * chosen
     assert moved == trained
-    # The same command finds it finished: the config is kept as it was given.
-    again = finetune.run(_config(base, **options), base / "part")
-    assert again["config"]["steps"] == 0 and "seconds" not in again
+    # The same command finds it finished, also with other settings of speed.
+    out = base / "release" / "part"
+    faster = _settings(base, **options, save_every=7)
+    again = framed.run(STAGE, out, **{**faster, "microbatch_size": 2})
+    assert again["settings"]["microbatch_size"] == 4
 
 
-def test_run_without_noise_has_a_rate_of_its_own(base, public):
+def test_run_without_noise_has_a_rate_of_its_own_and_is_private(base, public):
     options = {"noiseless_learning_rate": 1e-4, "trained": ("*layer_norm*",)}
-    model, certificate = _finetune(base, "free", **options, epsilon=math.inf)
+    options["epsilon"] = math.inf
+    with pytest.raises(InputError, match="under release/.*no epsilon covers it"):
+        _finetune(base, "free", **options)
+    model, certificate = _finetune(base, "free", "private", **options)
     assert certificate["training"]["learning_rate"] == 1e-4
+    assert certificate["private"] is False
     # Adam moves a weight by about the rate a step.
     moved = max(np.abs(a - b).max() for _, a, b in _weights(model, public))
     assert 0 < moved < 5e-4
 
 
 def test_cosine_rate_falls_over_the_steps_that_are_asked_for():
-    rate = private_training.learning_rate(0.1, "cosine", 40)
+    rate = training.learning_rate(0.1, "cosine", 40)
     assert float(rate(0)) == pytest.approx(0.1 * 0.25)  # warming up
     assert float(rate(39)) < 0.007
-    assert private_training.learning_rate(0.1, "constant", 40) == 0.1
+    assert training.learning_rate(0.1, "constant", 40) == 0.1
+
+
+def _spec(base, **options):
+    made = settings.from_config(STAGE.Settings, _settings(base, **options))
+    units = training.units_of(Pairs.open(made.pairs, "pairs"), made)
+    made = training.with_steps(made, training.public_n(made, units)[0])
+    return training.spec_of(made, units)
 
 
 @pytest.mark.parametrize(
@@ -149,69 +173,71 @@ def test_cosine_rate_falls_over_the_steps_that_are_asked_for():
     ],
 )
 def test_steps_follow_from_epochs_and_public_counts(base, unit, options, n, steps):
-    options = {"steps": 0, "epochs": 0.5, "epsilon": 8.0, "unit": unit, **options}
-    config = _config(base, **options)
-    source = sources.load_source(config.pairs, config.split, unit)
-    units = private_training.units_of(source, unit, config.user_field)
-    spec = private_training.spec_of(config, units)
+    spec = _spec(base, unit=unit, **{"steps": 0, "epochs": 0.5, **options})
     assert (spec.num_units, spec.steps, spec.target_delta) == (n, steps, 0.5 / n)
 
 
-@pytest.mark.parametrize("stage", [finetune, train_retriever])
-def test_steps_and_epochs_together_are_refused(base, tmp_path, stage):
-    config = tiny.config(stage, **tiny.training(base, steps=3, epochs=2.0))
-    with pytest.raises(InputError, match="epochs is 2.0 and steps 3"):
-        stage.run(tiny.acting_only(stage, config), tmp_path / "private" / "out")
-    assert not list(tmp_path.rglob("ledger.jsonl"))
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"n_is_public": False}, "Set n_is_public = True"),
+        ({"n_bound": 100}, "declare either"),
+        # Without the number that they hold.
+        (
+            {"n_is_public": False, "n_bound": 59},
+            "n_bound is 59, but the data hold more",
+        ),
+    ],
+)
+def test_number_of_units_is_declared(base, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        _spec(base, **options)
+    assert "60" not in str(caught.value)
 
 
-def test_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
-    config = tiny.config(
-        synthesize,
-        generator=str(base / "tuned"),
-        corpus=str(base / "pairs"),
-        max_documents=5,
-        document_length=24,
-        query_length=6,
-        batch_size=4,
-        dtype="mixed_bfloat16",
-    )
-    synthesize.run(config, base / "written")
-    manifest = read_manifest(base / "written" / layout.SET)
-    assert manifest["count"] + manifest["empty_queries_left_out"] == 5
-    assert manifest["certificate"] == tuned[1]
-    assert (base / "tuned" / "spiece.model").read_bytes() == (
-        base / "spiece.model"
-    ).read_bytes()
-
-
-@pytest.mark.parametrize("form", ["huggingface", "keras"])
-def test_vocabulary_is_found_in_every_format(base, tmp_path, form):
-    convert.convert(base / "public", tmp_path / form, form)
-    found = sources.vocabulary_file("", str(tmp_path / form))
-    assert tmp_path / form in found.parents
-    assert found.read_bytes() == (base / "spiece.model").read_bytes()
-
-
-def test_impossible_settings_are_refused_with_the_ledger_unpaid(base):
+def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
     # Of fewer pieces than the model has embeddings: all would run, and all be paid.
-    other = str(base / "other.model")
+    other = tmp_path / "public"
     lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
-    train_vocabulary(lines, 300, other)
+    tiny.write_start(tmp_path, version="1.1")
+    train_vocabulary(lines, 400, other / "spiece.model")
+    _, (prompt,) = Tokenizer(base / "spiece.model").encode(["generate_query: "], 99)
+    free = tiny.write_public_pairs(base)
     for options, message in (
-        ({"vocabulary": other}, "another vocabulary"),
-        ({"init": "", "vocabulary": ""}, "no vocabulary"),
+        ({"init": str(other)}, "made with another vocabulary"),
+        ({"init": ""}, "no vocabulary was given"),
         ({"init": str(base / "pairs")}, "no spiece.model"),
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
         ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*'"),
         ({"trained": ("*norm*",), "lora": {"rank": 2}}, "lora.rank is 2 and trained"),
         ({"soft_prompt": {"length": 4}, "lora": {"rank": 2}}, "soft_prompt.length 4"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"epochs": 2.0}, "epochs is 2.0 and steps 3"),
+        ({"steps": 0}, "nothing would be trained"),
+        # The whole ε would be spent on queries of nothing.
+        ({"document_length": int(prompt)}, f"document_length is {prompt}.*prompt"),
+        ({"pairs": free}, "noise now would certify nothing"),
+        ({"t5": {"num_layers": 3}}, "t5 is .*, which does nothing where init is"),
     ):
         with pytest.raises(InputError, match=message):
-            _finetune(base, "bad", **options)
-        assert not (base / "bad").exists()
+            framed.run(STAGE, base / "release" / "bad", **_settings(base, **options))
+        assert not (base / "release" / "bad").exists()
         assert not list((base / "private").glob("runs/bad/ledger.jsonl"))
+
+
+def test_prompt_stands_before_every_document(base):
+    """And "" is the bare document, as in the version of 2024."""
+    tokenizer = Tokenizer(base / "spiece.model")
+    pairs = list(Pairs.open(str(base / "pairs"), "pairs").load().read())
+    lengths = {"document_length": 24, "query_length": 8}
+    bare = Preprocessor(tokenizer, "", **lengths).arrays(pairs)
+    usual = Preprocessor(tokenizer, **lengths).arrays(pairs)
+    for prompt, found in (("", bare), ("generate_query: ", usual)):
+        texts = [prompt + pair.document for pair in pairs]
+        ids, sizes = tokenizer.encode(texts, 24)
+        np.testing.assert_array_equal(found["document_ids"], ids)
+        np.testing.assert_array_equal(found["document_lengths"], sizes)
+    np.testing.assert_array_equal(usual["query_ids"], bare["query_ids"])
 
 
 # -- Soft prompts ---------------------------------------------------------------------
@@ -227,14 +253,18 @@ _SOFT = {
 def prompted(base):
     """Where a soft prompt was tuned."""
     _finetune(base, "prompted", **_SOFT)
-    return base / "prompted"
+    return base / "release" / "prompted"
 
 
 def _start(base, **options):
     """The vectors that training starts from."""
-    config = _config(base, **{**_SOFT, **options})
-    tokenizer = Tokenizer(base / "spiece.model")
-    model = starting_model.load_generator(config, tokenizer)
+    given = {**_SOFT, **options}
+    made = settings.from_config(STAGE.Settings, _settings(base, **given))
+    c = runner.Context(
+        made, runner.open_inputs(made), Place.of(base / "out"), Privacy.CERTIFIED, {}
+    )
+    preprocessor = Preprocessor(Tokenizer(base / "spiece.model"))
+    model = finetune.load_generator(c, preprocessor)
     return model.backbone.soft_prompt.vectors.numpy()
 
 
@@ -268,20 +298,6 @@ def test_soft_prompt_starts_as_words_drawn_by_the_seed(base, public):
     assert min(ids) >= 3 + 256 and max(ids) < 320
 
 
-def test_soft_prompt_is_carried_or_refused_by_later_stages(base, prompted, tmp_path):
-    convert.convert(prompted, tmp_path / "carried", "keras")
-    vectors = [
-        T5QueryGenerator.from_preset(path).backbone.soft_prompt.vectors.numpy()
-        for path in (prompted, tmp_path / "carried")
-    ]
-    np.testing.assert_array_equal(*vectors)
-    config = tiny.config(train_retriever, **tiny.training(base, epsilon=math.inf))
-    config.update({"init": str(prompted), "steps": 0})
-    with pytest.raises(InputError, match="no place for"):
-        train_retriever.run(tiny.acting_only(train_retriever, config), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_public_soft_prompt_is_tuned_further_and_a_private_one_is_not(base, prompted):
     model = T5QueryGenerator.from_preset(base / "public", soft_prompt=_PROMPT)
     model.backbone.soft_prompt.vectors.assign(tf.ones([_PROMPT, _HIDDEN]))
@@ -292,4 +308,27 @@ def test_public_soft_prompt_is_tuned_further_and_a_private_one_is_not(base, prom
     with pytest.raises(InputError, match="5 vectors, not 4"):
         _start(base, init=init, soft_prompt={"length": 4})
     with pytest.raises(InputError, match="was itself trained on private queries"):
-        finetune.run(_config(base, init=str(prompted), **_SOFT), base / "again")
+        again = _settings(base, **{**_SOFT, "init": str(prompted)})
+        framed.run(STAGE, base / "release" / "again", **again)
+
+
+def test_promised_private_weights_are_refused_before_they_are_made(base):
+    """As a job finds before its first step."""
+    made = settings.from_config(STAGE.Settings, _settings(base, epsilon=8.0))
+    given = runner.open_inputs(made)
+    STAGE.check(made, given)
+    promise = dataclasses.replace(
+        given["init"], privacy=Privacy.CERTIFIED, origin="a step", promised=True
+    )
+    with pytest.raises(InputError, match="set continues: 'composed' counts all runs"):
+        STAGE.check(made, runner.Given({**given, "init": promise}))
+    continued = dataclasses.replace(made, continues="composed")
+    given = runner.Given({**given, "init": promise})
+    STAGE.check(continued, given)
+    assert STAGE.privacy(continued, given) == Privacy.CERTIFIED
+    canaries = dataclasses.replace(
+        given["pairs"], facts={"raw": True, "canaries": True}
+    )
+    given = runner.Given({**given, "pairs": canaries})
+    assert STAGE.privacy(continued, given) == Privacy.PRIVATE
+    assert isinstance(given["init"], artefacts.Generator)

@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers import framed, tiny
 
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
-from tfdpsq.run import finetune
-from tfdpsq.run.core import records, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.privacy import Preempted, read_certificate, read_ledger, verify_certificate
+from tfdpsq.run.common import training
+from tfdpsq.run.frame import records
+from tfdpsq.run.frame.progress import Progress
+from tfdpsq.run.stages import finetune
+from tfdpsq.validation import InputError
 
 STEPS = 5
 
@@ -21,9 +23,10 @@ def base(tmp_path_factory):
     return base
 
 
-def _run(base, out):
+def _run(base, out, **more):
     changes = {"steps": STEPS, "save_every": 2, "microbatch_size": 8, "epsilon": 8.0}
-    return finetune.run(tiny.config(finetune, tiny.training(base, **changes)), out)
+    changes = tiny.training(base, **{**changes, **more})
+    return framed.run(finetune.STAGE, out, **changes)
 
 
 def _paid(out):
@@ -38,15 +41,14 @@ def test_diverging_run_leaves_its_last_finite_weights(base, tmp_path, monkeypatc
     """
     out = tmp_path / "generator"
     with monkeypatch.context() as patch:
-        patch.setattr(private_training, "learning_rate", lambda *_: 3e38)
-        with pytest.raises(finetune.DivergedError, match="diverged at step") as caught:
+        patch.setattr(training, "learning_rate", lambda *_: 3e38)
+        with pytest.raises(InputError, match="diverged at step .* own: its budget"):
             _run(base, out)
     certificate = read_certificate(out)
-    assert caught.value.certificate == certificate
     assert verify_certificate(certificate).problems == ()
     assert certificate["accounting"]["steps_executed"] == STEPS
     assert _paid(out).steps_paid == STEPS
-    said = workdir.read_json(out / workdir.STAGE_FILE)["result"]["diverged"]
+    said = records.read_stage(out)["result"]["diverged"]
     assert certificate["training"]["diverged"] == said
     weights = [v.numpy() for v in T5QueryGenerator.from_preset(out).trainable_variables]
     assert all(np.isfinite(values).all() for values in weights)
@@ -56,7 +58,7 @@ def test_diverging_run_leaves_its_last_finite_weights(base, tmp_path, monkeypatc
     own = out.parent / "private" / "runs" / out.name
     assert not (own / "state").exists()
     before = (own / "ledger.jsonl").read_bytes()
-    with pytest.raises(finetune.DivergedError, match="weights of step 1"):
+    with pytest.raises(InputError, match="weights of step 1"):
         _run(base, out)
     assert (own / "ledger.jsonl").read_bytes() == before
 
@@ -80,3 +82,25 @@ def test_failure_after_the_last_step_is_mended_for_free(base, tmp_path, monkeypa
     certificate = read_certificate(out)
     assert certificate["accounting"]["steps_executed"] == STEPS
     assert certificate["run_id"] == _paid(out).run
+
+
+def test_paid_run_goes_on_with_a_smaller_microbatch(base, tmp_path, monkeypatch):
+    """Where memory was too small, say. Other settings may not change."""
+    out, call = tmp_path / "generator", Progress.__call__
+
+    def ends(self, step, loss):
+        call(self, step, loss)
+        if step == 3:
+            raise Preempted(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "__call__", ends)
+        with pytest.raises(Preempted):
+            _run(base, out)
+    assert _paid(out).steps_paid == 3
+    with pytest.raises(InputError, match="has paid 3 steps with other settings"):
+        _run(base, out, learning_rate=0.5)
+    record = _run(base, out, microbatch_size=4)
+    assert _paid(out).steps_paid == STEPS
+    assert record["result"] == {"steps_executed": STEPS}
+    assert read_certificate(out)["run_id"] == _paid(out).run

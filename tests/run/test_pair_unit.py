@@ -5,14 +5,14 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import tiny
+from helpers import framed, tiny
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import fast
-from tfdpsq.run import train_retriever
-from tfdpsq.run.core import sources
-from tfdpsq.run.training import direct_training, private_training
+from tfdpsq.run.common import direct
+from tfdpsq.run.frame.artefacts import Pairs
+from tfdpsq.run.stages import train_retriever
 from tfdpsq.validation import InputError
 
 _CLIP = 0.05
@@ -39,12 +39,11 @@ def _without(base, directory, *judgements):
 
 def _clipped(base, path, unit):
     """The sum over a split's rows of their clipped gradients, flat."""
-    source = sources.load_source(str(path), "train", unit)
-    assert private_training.units_of(source, unit, "").count == len(source.pairs)
+    pairs = Pairs.open(str(path), "pairs").load("train", unit).table
     model = T5QueryGenerator.from_preset(base / "public")
     tokenizer = Tokenizer(base / "public" / "spiece.model")
     preprocessor = Preprocessor(tokenizer, query_length=10, document_length=24)
-    rows = preprocessor.arrays(source.pairs)
+    rows = preprocessor.arrays(pairs)
     batch = {name: tf.constant(values) for name, values in rows.items()}
     found = fast.clipped_sum(
         lambda: model.per_example_losses(batch, training=True),
@@ -83,8 +82,8 @@ def test_removing_a_pair_removes_one_row_of_training_and_changes_no_other(
     tokenizer = Tokenizer(base / "public" / "spiece.model")
 
     def rows(path):
-        pairs = sources.load_source(str(path), "train", "pair").pairs
-        found = direct_training.rows_of(pairs, tokenizer, 10, 24)
+        pairs = Pairs.open(str(path), "pairs").load("train", "pair").table
+        found = direct.rows_of(pairs, tokenizer, 10, 24)
         keys = [(pair.query_id, pair.document_id) for pair in pairs]
         return pairs, {
             key: {name: values[row].tolist() for name, values in found.items()}
@@ -103,10 +102,11 @@ def test_removing_a_pair_removes_one_row_of_training_and_changes_no_other(
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):
-    config = tiny.config(train_retriever, **tiny.training(base, epsilon=8.0, steps=2))
-    config.update({"unit": "pair", "method": "public_negatives"})
-    config.hard_negatives.run = "judged"
+    settings = tiny.training(
+        base, epsilon=8.0, steps=2, hard_negatives={"run": "judged"}
+    )
+    settings.update(unit="pair", method="public_negatives")
     with pytest.raises(InputError, match="would depend on the query's other pairs"):
-        train_retriever.run(config, base / "refused")
-    assert not (base / "refused").exists()
+        framed.run(train_retriever.STAGE, base / "release" / "refused", **settings)
+    assert not (base / "release" / "refused").exists()
     assert not list(base.glob("private/runs/refused/ledger.jsonl"))

@@ -8,7 +8,7 @@ from helpers import plans
 from tfdpsq import privacy, retriever
 from tfdpsq.data import write_rows
 from tfdpsq.layers import T5Config
-from tfdpsq.run.training import direct_training
+from tfdpsq.run.common import direct
 
 
 def _ids(random, shape, length):
@@ -102,7 +102,7 @@ def _trained_directly(strategy, method, directory):
         if method == "naive":
             made = retriever.NaiveLosses(model, 4)
             loss, layers, state = model.per_example_losses, made.layers, []
-            options = {"engine": direct_training.naive_engine(made)}
+            options = {"engine": direct.naive_engine(made)}
         else:
             loss = retriever.PublicNegatives(model, corpus, 12, seed=5, refresh_every=2)
             layers, state = loss.layers, loss.state

@@ -1,6 +1,5 @@
 """Ordinary retriever training: where it starts, what it costs, its rows on disk."""
 
-import json
 import math
 import pathlib
 import shutil
@@ -9,13 +8,16 @@ import stat
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import tiny
+from helpers import framed, tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import read_manifest, train_vocabulary
+from tfdpsq.data import read_manifest
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core.progress import Progress
+from tfdpsq.run.frame import records
+from tfdpsq.run.frame.artefacts import MODEL
+from tfdpsq.run.frame.progress import Progress
+from tfdpsq.run.stages import train_retriever
 from tfdpsq.validation import DataError, InputError
 
 
@@ -38,12 +40,18 @@ def base(tmp_path_factory):
 def _settings(base, **options):
     usual = {"pairs": str(base / "public_pairs"), "embedding_dim": 16}
     usual.update({"batch_size": 4, "steps": 2, **options})
-    return tiny.training(base, **usual)
+    made = tiny.training(base, **usual)
+    return {name: value for name, value in made.items() if name != "accountant"}
+
+
+def _made(out, **settings):
+    """The retriever that the stage makes, and its certificate."""
+    framed.run(train_retriever.STAGE, out, **settings)
+    return retriever.load(out / MODEL), read_certificate(out)
 
 
 def _train(base, name, **options):
-    """The retriever that the stage makes, and its certificate."""
-    return tiny.train_retriever(base / name, **_settings(base, **options))
+    return _made(base / "private" / name, **_settings(base, **options))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +65,6 @@ def start(base):
 def test_retriever_starts_with_the_encoder_and_the_vocabulary_of_init(base, start):
     model, certificate = start
     generator = T5QueryGenerator.from_preset(base / "public")
-    # `t5` of the settings is of another shape, and is not looked at.
     assert model.config.t5 == generator.config
     expected = [
         # The head of T5 1.1 is no part of an encoder.
@@ -71,8 +78,9 @@ def test_retriever_starts_with_the_encoder_and_the_vocabulary_of_init(base, star
         for one, other in zip(weights, expected):
             np.testing.assert_array_equal(one, other)
     assert certificate is None
-    stage = json.loads((base / "start" / "stage.json").read_text())
-    assert "init" in stage["inputs"] and stage["result"] == {"steps_executed": 0}
+    stage = records.read_stage(base / "private" / "start")
+    assert "init" in stage["depends"]["inputs"]
+    assert stage["result"] == {"steps_executed": 0} and stage["guarantee"] == "public"
     # And it scores as the pooled encoder does: its projection is a rotation.
     ids, lengths = tf.constant([[5, 6, 7], [8, 9, 1]]), tf.constant([3, 2])
     found = model.encode_queries(ids, lengths)
@@ -104,10 +112,9 @@ def test_bfloat16_training_keeps_the_last_digits_of_the_weights(base, start):
 
 def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):
     """Its certificate, too, without which a finite epsilon would be too small."""
-    vocabulary = str(base / "public" / "spiece.model")
     before, cost = _train(base, "costly", init=str(base / "protected"), steps=0)
     assert cost == read_certificate(base / "protected")
-    options = {"init": str(base / "costly"), "vocabulary": vocabulary, "steps": 0}
+    options = {"init": str(base / "private" / "costly"), "steps": 0}
     after, heir = _train(base, "heir", scale=5.0, **options)
     for one, other in zip(
         after.query_tower.get_weights(), before.query_tower.get_weights()
@@ -121,18 +128,22 @@ def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):
         _train(base, "other_dim", **{**options, "embedding_dim": 8})
 
 
-def test_impossible_starts_are_refused(base, tmp_path):
-    lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
-    train_vocabulary(lines, 300, tmp_path / "other.model")
+def test_impossible_starts_are_refused(base):
+    private = {"pairs": str(base / "pairs"), "n_is_public": False}
     for options, message in (
-        ({"vocabulary": str(tmp_path / "other.model")}, "another vocabulary"),
+        ({"vocabulary": str(base / "spiece.model")}, "vocabulary is .* does nothing"),
         ({"init": ""}, "no vocabulary was given"),
+        ({"init": str(base / "pairs")}, "spiece.model"),
+        ({"epsilon": 8.0}, "method 'plain' adds no noise"),
+        ({"epochs": 2.0}, "epochs is 2.0 and steps 2"),
+        ({"method": "naive"}, "holds no private queries"),
+        (private, "states their exact number"),
         ({"learned_scale": True, "trained": ("*projection/kernel",)}, "Add 'scale/"),
         ({"trained": ("*nothing_like_it",)}, "nothing_like_it"),
     ):
         with pytest.raises(InputError, match=message):
             _train(base, "refused", **options)
-        assert not (base / "refused").exists()
+        assert not (base / "private" / "refused").exists()
 
 
 # -- Its certificate ------------------------------------------------------------------
@@ -150,7 +161,7 @@ def test_certificates_of_weights_and_of_pairs_are_inherited(base):
     assert untrained[1] == read_certificate(base / "protected")
     with pytest.raises(InputError, match="which would add up"):
         _train(base, "two", pairs=pairs, init=str(base / "protected"))
-    assert not (base / "two").exists()
+    assert not (base / "private" / "two").exists()
 
 
 def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
@@ -167,25 +178,18 @@ def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
 # -- Rows on disk ---------------------------------------------------------------------
 
 
-def _rows_directory(directory, private):
-    """Where a stage called `out` has its rows while it trains."""
-    if private:
-        return directory / "private" / "runs" / "out" / "rows"
-    (partial,) = directory.glob(".out.*.partial")
-    return partial / "rows"
-
-
 def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monkeypatch):
     modes, store_pairs = [], retriever.store_pairs
 
     def watched(path, *arguments, **options):
         modes.append(stat.S_IMODE(path.stat().st_mode))
+        above = path.relative_to(tmp_path).parts
+        assert above[:3] == ("private", "runs", "out")
         return store_pairs(path, *arguments, **options)
 
     monkeypatch.setattr(retriever, "store_pairs", watched)
-    tiny.train_retriever(
-        tmp_path / "out", **_settings(base, pairs=str(base / "pairs"), steps=4)
-    )
+    out = tmp_path / "private" / "out"
+    _made(out, **_settings(base, pairs=str(base / "pairs"), steps=4))
     assert modes == [0o700]
     left = {path.name for path in tmp_path.rglob("*")}
     assert not left & {"rows", "rows.npy", "backup", "checkpoint"}
@@ -193,7 +197,8 @@ def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monke
 
 def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
     """With the batches that come next, to the weights of one that never stopped."""
-    options = {"steps": 5, "save_every": 2, "validation_pairs": 3, "batch_size": 3}
+    options = {"steps": 5, "save_every": 2, "validation_pairs": 2, "batch_size": 3}
+    options["pairs"] = str(base / "pairs")  # 60, of which 2 are held out
     whole, _ = _train(base, "whole", **options)
     steps, call = [], Progress.__call__
 
@@ -205,25 +210,21 @@ def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Progress, "__call__", stops)
     settings = _settings(base, **options)
+    out = tmp_path / "private" / "out"
     with pytest.raises(KeyboardInterrupt):
-        tiny.train_retriever(tmp_path / "out", **settings)
-    assert not (tmp_path / "out").exists()
-    resumed, _ = tiny.train_retriever(tmp_path / "out", **settings)
+        _made(out, **settings)
+    assert not out.exists()
+    # Half of the rows, as they lie when it is killed while writing.
+    (tmp_path / "private/runs/out/backup/rows/.pairs.x.partial").mkdir()
+    resumed, _ = _made(out, **settings)
     assert steps == [1, 2, 3, 3, 4, 5]
     for one, other in zip(resumed.get_weights(), whole.get_weights()):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    assert not (tmp_path / "private" / "runs" / "out" / "backup").exists()
+    reads = framed.reads(tmp_path / "private")
+    assert any("hit rate" in read for read in reads)
     events = (base / "private" / "logs" / "whole").rglob("events.out.*")
     assert any(b"factorized_top_k/top_1_" in path.read_bytes() for path in events)
-
-
-def test_rows_of_a_killed_training_are_removed_by_the_next(base, tmp_path):
-    """Also half of them, as they lie when it is killed while writing."""
-    rows = _rows_directory(tmp_path, private=True)
-    (rows / ".pairs.x.partial").mkdir(parents=True)
-    # Also by a run of another kind into the same directory, which makes no rows.
-    settings = _settings(base, pairs=str(base / "pairs"), steps=0)
-    tiny.train_retriever(tmp_path / "out", settings)
-    assert not rows.exists()
 
 
 def test_damaged_set_and_too_large_batch_are_refused(base, tmp_path):
@@ -231,7 +232,8 @@ def test_damaged_set_and_too_large_batch_are_refused(base, tmp_path):
     for file in pathlib.Path(tmp_path / "set" / "records").iterdir():
         file.write_bytes(file.read_bytes()[:-3] + b"abc")
     with pytest.raises(DataError, match="SHA-256"):
-        _train(tmp_path, "out", pairs=str(tmp_path / "set"), init=str(base / "public"))
+        damaged = {"pairs": str(tmp_path / "set"), "init": str(base / "public")}
+        _train(tmp_path, "out", **damaged)
     with pytest.raises(InputError, match="batch_size is 14 but there are 12 pairs"):
         _train(base, "large", batch_size=14)
-    assert not (tmp_path / "out").exists() and not (base / "large").exists()
+    assert not (base / "private" / "large").exists()

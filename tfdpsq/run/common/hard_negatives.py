@@ -168,7 +168,10 @@ def origin(c: Context) -> str:
 
 def _mined(run: str) -> dict[str, Any] | None:
     """Returns the record of a run that `mine` wrote."""
-    record = records.read_stage(run)
+    folder = run if os.path.isdir(run) else os.path.dirname(run)
+    if _file_of(folder) != _file_of(run):  # another file beside it
+        return None
+    record = records.read_stage(folder)
     return record if record is not None and record["stage"] == "mine" else None
 
 

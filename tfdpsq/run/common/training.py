@@ -540,16 +540,17 @@ def certificate_of(
       plan: of the run.
       paid: logical steps that were paid.
       **stated: other attributes of `Certificate`; "fingerprints" are added to those of
-        the inputs and the code.
+        the inputs and the code; "run_id" is `None` for what has no ledger.
     """
     assert c.devices is not None
     before, disjoint = _earlier(c)
     added = stated.pop("fingerprints", {})
+    if "run_id" not in stated:
+        # Only the chief of several workers has the ledger, and keeps the output.
+        stated["run_id"] = runs.run_id(c.place) if c.devices.chief else None
     return privacy.make_certificate(
         plan,
         paid,
-        # Only the chief of several workers has the ledger, and keeps the output.
-        run_id=runs.run_id(c.place) if c.devices.chief else None,
         earlier=None if before is None else before.certificate,
         disjoint=disjoint,
         fingerprints={**c.inputs, **added, "code": privacy.code_fingerprint()},

@@ -100,7 +100,7 @@ class Finetune(training.Training):
             ("*",), of=Rule(), help='patterns of paths, such as "*layer_norm*"'
         )
         dtype: str = setting("float32", choices=training.DTYPES)
-        rematerialize: bool = setting(False, speed=True, help="less memory, slower")
+        rematerialize: bool = setting(False, help="less memory, slower")
         prompt: str = setting(PROMPT, help='before every document; "" is none')
         document_length: int = setting(384, ge=2, le=10**6, help="tokens, end included")
         query_length: int = setting(128, ge=2, le=10**6)
@@ -192,7 +192,7 @@ class Finetune(training.Training):
         if units.private:
             facts = {
                 **training.training_facts(s, model),
-                "lora": vars(s.lora) if s.lora.rank else "none",
+                "lora": settings.to_json(s.lora) if s.lora.rank else "none",
                 "soft_prompt": s.soft_prompt.length or "none",
                 **outcome.recorded(),
             }

@@ -306,9 +306,11 @@ def _certificate(
 ) -> dict[str, Any]:
     """Returns the certificate of training on private pairs."""
     s = c.settings
+    own: dict[str, Any] = {}
     if s.method == PLAIN:
         about = "A two-tower retriever trained on private pairs, unprotected."
         argument = "None: nothing is clipped and no noise is added."
+        own["run_id"] = None  # it has no ledger
     else:
         about = "A two-tower retriever trained directly on private pairs."
         argument = direct.ARGUMENTS[s.method].format(unit=s.unit)
@@ -319,6 +321,7 @@ def _certificate(
         description=about,
         sensitivity_argument=argument,
         training=facts,
+        **own,
     )
 
 
