@@ -217,6 +217,7 @@ def _paper(config):
     """Sets the paper's sizes and settings; the weights are `retrieval.py`'s."""
     rows = _beside("paper", "retrieval.py")
     config.tables = TABLES
+    config.sets = dict.fromkeys(benchmark_sets.PAPER, "")  # those without are left out
     config.job = rows.get_config("original")
     # `sizes` and the rows say these.
     default = reproduce.STAGE.config().job

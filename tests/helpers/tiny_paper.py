@@ -2,17 +2,16 @@
 
 from configs.paper import tables as paper
 from helpers import tiny, tiny_sets
-from tfdpsq.data import train_vocabulary
+from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.run.core import sources
-from tfdpsq.run.search import benchmark_sets
+from tfdpsq.run.common import benchmark_sets
 
 
 def write(base):
     """Writes pairs, zero-shot sets and T5s; returns their directory."""
     tiny.write_pairs(base / "pairs", train=80, dev=16, test=8)
-    texts = [d.content for d in sources.open_beir(str(base / "pairs")).documents()]
+    texts = [d.content for d in BeirDirectory(base / "pairs").documents()]
     digits = [" ".join("0123456789")] * 40
     train_vocabulary([*texts, *digits], 320, base / "spiece.model")
     train_vocabulary([*texts[:60], *digits], 300, base / "other.model")
@@ -34,7 +33,7 @@ def settings(base):
     """Returns a user's settings for scale "paper", with the fewest steps."""
     return {
         "job.data": str(base / "pairs"),
-        "zero_shot.root": str(base / "beir"),
+        **{f"sets.{name}": str(base / "beir" / name) for name in benchmark_sets.PAPER},
         **{f"sizes.{size}.init": str(base / "t5") for size in paper.SIZES},
         "job.finetune.batch_size": 16,
         "job.finetune.microbatch_size": 8,
@@ -42,7 +41,6 @@ def settings(base):
         "job.finetune.document_length": 96,
         "job.finetune.query_length": 64,
         "job.finetune.accountant": "rdp",
-        "job.synthesize.document_length": 96,
         "job.synthesize.query_length": 24,
         "job.retriever.epochs": 0.25,
         "job.retriever.batch_size": 8,
@@ -58,7 +56,6 @@ def settings(base):
         "job.audit.members": 6,
         "job.audit.samples_per_document": 1,
         "job.evaluate.resamples": 100,
-        "zero_shot.resamples": 100,
         "resamples": 100,
     }
 

@@ -1,14 +1,24 @@
 """The paper's rows as jobs: of the paper's sizes, and such as the pipeline takes."""
 
-import math
+import dataclasses
 
 import pytest
 
 from configs.paper import retrieval as paper
 from configs.paper import tables
-from tfdpsq import privacy
-from tfdpsq.run.core import pipeline_checks
-from tfdpsq.run.training import direct_training, private_training
+from tfdpsq import privacy, retriever
+from tfdpsq.privacy import plan as plans
+from tfdpsq.run.common import training
+from tfdpsq.run.frame import pipeline as jobs
+from tfdpsq.run.frame import settings
+from tfdpsq.run.stages.pipeline import STAGE
+
+
+def _settings(config):
+    """Returns a job's settings; its presets would have to be downloaded."""
+    config.init = config.retriever_init = "t5_tiny_pydocs"
+    config.data = "pydocs"
+    return settings.from_config(STAGE.Settings, config)
 
 
 def test_the_rows_are_those_of_the_tables():
@@ -22,26 +32,22 @@ def test_the_rows_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize("row", ["synthetic-xl-eps3", "direct-eps8", "original"])
-def test_a_row_is_a_job_at_the_papers_sizes(row):
+def test_a_row_is_a_job_at_the_papers_sizes(row, tmp_path):
     config = paper.get_config(row)
     for init in (config.init, config.retriever_init):
         # keras-nlp's `t5_*_multi` also learned labelled tasks, and has no XL.
         assert init.startswith("t5_1_1_") and "multi" not in init
     kind, size, epsilon = paper.ROWS[row]
     assert size in config.init and "base" in config.retriever_init
-    # Presets that would have to be downloaded.
-    config.init = config.retriever_init = "t5_tiny_pydocs"
-    pipeline_checks.check_settings(config)
     assert list(config.epsilons) == ([epsilon] if kind == "synthetic" else [])
     assert list(config.direct_epsilons) == ([epsilon] if kind == "direct" else [])
+    s = _settings(config)
+    assert jobs.plan(STAGE.steps(s, tmp_path), tmp_path)
     # 30 epochs in batches of 1,024, and 5 in batches of 32, of the pairs found.
-    units = private_training.Units(532_751, None, True)
-    config.finetune.epsilon, config.finetune.accountant = math.inf, "rdp"
-    spec = private_training.spec_of(config.finetune, units)
-    assert spec.steps == 15_608 and spec.target_delta == 0.5 / 532_751
-    assert private_training.with_steps(config.retriever, 532_751).steps == 83_242
+    assert training.with_steps(s.finetune, 532_751).steps == 15_608
+    assert training.with_steps(s.retriever, 532_751).steps == 83_242
     # A set of one query for each of 8,841,823 documents has epochs of its own.
-    assert private_training.with_steps(config.retriever, 8_841_823).steps == 1_381_535
+    assert training.with_steps(s.retriever, 8_841_823).steps == 1_381_535
 
 
 def _setting(config, path):
@@ -63,8 +69,6 @@ SETTINGS = [
     ("batch 1024", 1024, "finetune.batch_size", 1024, ""),
     ("document 384 tokens", 384, "finetune.document_length", 384, ""),
     ("query 128 tokens", 128, "finetune.query_length", 128, ""),
-    ("document 384, written", 384, "synthesize.document_length", 384, ""),
-    ("query 128, written", 128, "synthesize.query_length", 128, ""),
     ("prompt", "generate_query: ", "finetune.prompt", "generate_query: ", ""),
     ("DP-Adam", "adam", "finetune.optimizer", "adam", ""),
     ("learning rate 0.001", 1e-3, "finetune.learning_rate", 1e-3, ""),
@@ -164,14 +168,15 @@ def _flat(values, before=""):
 
 
 def test_what_a_row_costs_can_be_planned_at_its_size():
-    units = private_training.Units(paper.PAIRS, None, True)
-    config = paper.get_config("synthetic-base-eps3").finetune
-    config.epsilon, config.accountant = 3.0, "rdp"
-    plan = privacy.make_plan(private_training.spec_of(config, units))
+    units = training.Units(None, paper.PAIRS, None, True)
+    own = _settings(paper.get_config("synthetic-base-eps3")).finetune
+    own = dataclasses.replace(own, epsilon=3.0, accountant="rdp")
+    own = training.with_steps(own, paper.PAIRS)
+    plan = privacy.make_plan(training.spec_of(own, units))
     assert plan.spec.target_delta == pytest.approx(0.5 / paper.PAIRS)
     assert 0.4 < plan.noise_multiplier < 1.0 and plan.sensitivity == 0.1
-    config = paper.get_config("direct-eps3").direct
-    config.epsilon, config.accountant = 3.0, "rdp"
-    plan = direct_training.make_plan(config, units)
-    assert plan.max_batch_size >= 64
-    assert plan.sensitivity == pytest.approx(0.1 * (2 * plan.max_batch_size - 1))
+    own = _settings(paper.get_config("direct-eps3")).direct
+    own = dataclasses.replace(own, epsilon=3.0, accountant="rdp", steps=10, epochs=0.0)
+    most = plans.max_batch_size_of(training.spec_of(own, units))
+    assert most >= 64
+    assert retriever.naive_sensitivity_multiplier(most) == 2 * most - 1

@@ -130,7 +130,7 @@ def _data(s: Reproduce.Settings) -> tuple[str, dict[str, str]]:
     """Returns the directory of the pairs, and the zero-shot sets."""
     held = s.held_out_packages
     if not held:
-        return s.job.data, dict(s.sets)
+        return s.job.data, {name: path for name, path in s.sets.items() if path}
     if s.job.data != PYDOCS:
         raise InputError(
             f"held_out_packages is {held}, which applies to pydocs, but job.data is "
@@ -236,6 +236,8 @@ class _Rows:
             given["synthetic"] = {r.name: compared[r.name] for r in self.of(SIMILARITY)}
             self._step(f"seed{seed}_retrieval", evaluate.STAGE, own, given)
         systems = {r.name: self._retriever(r, seed) for r in self.of(ZERO_SHOT)}
+        if systems and not self._sets:
+            raise InputError("sets holds none, for the zero-shot tables. Give some.")
         if systems:
             given = {"systems": systems, "sets": self._sets, **none, "synthetic": {}}
             self._step(f"seed{seed}_zero_shot", evaluate.STAGE, own, given)
