@@ -5,18 +5,19 @@ import html.parser
 import math
 import re
 
-from tfdpsq.run.reporting import page as report_module
+from tfdpsq.run.report import page as report_module
 
 ATTACK = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & 'q'"
 
 
 def row(name, epsilon, ndcg, difference=None):
+    used = "unprotected" if epsilon == math.inf else "protected"
     return {
         "name": name,
         "label": name.replace("_", " "),
-        "description": f"what {name} is",
-        "private_data": "none" if epsilon is None else "train queries",
+        "private_data": "none" if epsilon is None else used,
         "epsilon": epsilon,
+        "against": {},
         "ndcg@10": ndcg,
         "ndcg@10_ci": [ndcg - 0.01, ndcg + 0.01],
         "recall@10": 2 * ndcg,
@@ -31,7 +32,6 @@ def report(**changes):
     return {
         "title": "Quickstart",
         "created": "2026-11-21 10:00",
-        "command": "python -m tfdpsq.run.pipeline --config=configs/quickstart.py",
         "rows": [
             row("bm25", None, 0.397),
             row("public_only", None, 0.114),

@@ -1,4 +1,4 @@
-"""A job ends before its first paid step where one of its later stages would refuse.
+"""A job is refused before its first step where a later one shows that it must be.
 
 `test_job` has what a job makes.
 """
@@ -14,8 +14,9 @@ from helpers import tiny, tiny_job
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import ledger
-from tfdpsq.run import pipeline
-from tfdpsq.run.core import pipeline_data, sources
+from tfdpsq.run.frame import pipeline as jobs
+from tfdpsq.run.frame import records, runner, settings
+from tfdpsq.run.stages.pipeline import STAGE
 from tfdpsq.validation import InputError
 
 
@@ -30,13 +31,10 @@ def base(tmp_path_factory):
 
 def _config(base, embedded="", **changes):
     config = tiny.tiny_config(base / "pairs", embedded and base / embedded)
+    default = STAGE.config()
     config.update(audit_epsilons=(), histogram_epsilon=0.0)
-    default = pipeline.default_config()
-    config.histogram.clusters = default.histogram.clusters
+    config.histogram = default.histogram
     config.init, config.pretrain = str(base / "public"), default.pretrain
-    config.prepare.vocabulary_size = 0
-    for name in ("finetune", "retriever", "direct"):
-        config[name].t5 = default[name].t5  # the weights decide
     with config.unlocked():
         for name, value in changes.items():
             *path, key = name.split("__")
@@ -44,75 +42,58 @@ def _config(base, embedded="", **changes):
     return config
 
 
+def _plan(config, workdir):
+    s = settings.from_config(STAGE.Settings, config)
+    return jobs.plan(STAGE.steps(s, workdir), workdir)
+
+
+def _run(config, workdir):
+    s = settings.from_config(STAGE.Settings, config)
+    return jobs.run(STAGE, s, workdir)
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"epsilons": (8.0, 301.0)}, r"epsilons\[1\] is 301"),
+        ({"epsilons": (8.0, 8.0)}, "epsilons is .* one name"),
         ({"data": "/nowhere"}, "/nowhere"),
-        # Sizes and splits of the data.
-        ({"finetune__batch_size": 61}, "finetune.batch_size 61 .*60"),
-        ({"retriever__split": "dev", "retriever__batch_size": 16}, "'dev' .* 12 pairs"),
-        ({"finetune__delta": 1 / 60}, "finetune.delta .* below 1/n"),
-        ({"histogram_epsilon": 0.4, "histogram__clusters": 85}, "clusters .* 84 doc"),
-        ({"synthesize__max_documents": 2}, "at most 2 queries"),
-        ({"synthesize__documents": "train"}, "synthesize.training_docum"),
-        # What no epsilon covers, or the number of units that is private.
-        ({"finetune__n_is_public": False}, "`finetune`: the number"),
-        ({"evaluate__strict": True}, "evaluate.strict is True"),
-        # Methods, models and rows of later stages.
+        ({"init": ""}, "init is '' and pretrain.steps 0"),
+        ({"seed": 1, "finetune__seed": 2}, "finetune.seed is 2, which this command"),
+        ({"log__seed": 2}, "log is set, which does nothing"),
+        ({"mine__k": 9}, "mine is .* adapter_epsilons"),
+        ({"epsilons": (), "histogram_epsilon": 0.4}, "no generator of epsilons"),
+        ({"finetune__n_is_public": False}, "finetune.n_is_public"),
+        # What later stages refuse.
+        ({"synthesize__documents": "train"}, "synthetic_inf: .*training_docum"),
+        ({"evaluate__strict": True}, "evaluate.strict is True, which this command"),
         ({"direct__method": "naive", "direct__bidirectional": True}, "bidirectional"),
-        ({"direct__unit": "user"}, "unit is 'user'"),
+        ({"direct__unit": "user"}, "direct_eps8: .*unit is 'user'"),
         ({"evaluate__rerank__depth": 500}, "rerank.depth is 500, but k is 100"),
+        ({"rerank": False, "evaluate__rerank__depth": 9}, "rerank is .* rerankers is"),
         ({"evaluate__fusion__base": "direct_eps1"}, "'direct_eps1'"),
-        (
-            {"finetune__accountant": "pld", "finetune__delta": 1e-16},
-            "`finetune`: delta",
-        ),
-        ({"embedded": "embedded", "adapter__split": "nope"}, "adapter.split is 'nope'"),
-        # Audits.
+        ({"embedded": "embedded", "adapter__split": "test"}, "adapter.split and eval"),
         ({"audit_epsilons": (8.0,), "audit__top": 20}, "top is 20"),
-        ({"audit_epsilons": (8.0,), "canaries__coins": 10_000}, "Lower trials"),
+        ({"audit_epsilons": (8.0,), "canaries__split": "dev"}, "no canary would be"),
     ],
 )
-def test_bad_settings_are_refused_before_any_stage(base, tmp_path, changes, match):
+def test_bad_settings_are_refused_before_any_step(base, tmp_path, changes, match):
     with pytest.raises(InputError, match=match):
-        pipeline.open_job(_config(base, **changes), tmp_path / "work")
-    assert not (tmp_path / "work").exists()
-    settings = {n: v for n, v in changes.items() if n == "embedded"}
-    pipeline.open_job(_config(base, **settings), tmp_path / "work")
+        _plan(_config(base, **changes), tmp_path / "work")
+    assert not list(tmp_path.rglob("stage.json"))
 
 
-_FEW_CANARIES = {
-    "audit_epsilons": (8.0,),
-    "canaries__most_pairs": 5,
-    "audit__members": 2,
-    "finetune__batch_size": 4,
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"finetune__trained": ("zzz",)}, "`finetune`: trained holds 'zzz'"),
-        ({"retriever__rows_at_a_time": 7}, "rows_at_a_time is 7"),
-        (
-            {"direct__method": "public_negatives", "direct__negatives": 8}
-            | {"direct__hard_negatives__run": "/nope"},
-            "`direct`: hard_negatives.run is /nope",
-        ),
-        ({"finetune__batch_size": 32}, "`finetune`: batch_size 32 is larger"),
-        (
-            {"finetune__query_length": 8, "synthesize__query_length": 8},
-            "`finetune`: .* query_length",
-        ),
-    ],
-)
-def test_what_shows_only_with_models_leaves_the_ledger_unpaid(base, changes, match):
-    """In one workdir: a setting that no stage has used can be corrected there."""
-    config = _config(base, **{**_FEW_CANARIES, **changes})
-    with pytest.raises(InputError, match=match):
-        pipeline.run(config, base / "work")
-    assert not list((base / "work").rglob(ledger.FILE_NAME))
+def test_places_and_classes_follow_from_settings_alone(base, tmp_path):
+    planned = _plan(_config(base, "embedded", audit_epsilons=(8.0,)), tmp_path)
+    classes = {each.step.name: each.privacy.word for each in planned}
+    for name, word in classes.items():
+        expected = "certified" if name.endswith(("eps8", "eps0_5")) else "private"
+        if name in ("prepare", "retriever_untrained", "retriever_public_only"):
+            expected = "public"
+        if name.startswith("audit"):  # of canaries
+            expected = "private"
+        assert word == expected, name
+    assert len(classes) == 20 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -134,45 +115,21 @@ def test_bad_data_are_named_by_file_and_line(base, tmp_path, file, content, matc
     path = tmp_path / "pairs" / file
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(InputError, match=match):
-        pipeline.open_job(_config(base, data=str(tmp_path / "pairs")), tmp_path / "w")
-    assert not (tmp_path / "w").exists()
+        _run(_config(base, data=str(tmp_path / "pairs")), tmp_path / "w")
+    assert not list(tmp_path.rglob("stage.json"))  # not even of the first step
 
 
-def test_public_pairs_that_do_not_fit_end_before_training(base, tmp_path):
-    rows = [("no such", "d0", "x"), ("no such", "d1", "x")]
-    public = tiny.write_set(tmp_path / "public", rows)
-    config = _config(base, fit_rerank=True)
-    with pytest.raises(InputError, match="fit_rerank is True"):
-        pipeline_data.check_fit(config, public)
-    config.fit_rerank = False
-    with pytest.raises(InputError, match="retriever.batch_size is 4, but 2 public"):
-        pipeline_data.check_prepared(config, public, "", tmp_path)
-
-
-# -- Corrected -----------------------------------------------------------------------
-
-
-def test_what_no_stage_has_used_can_be_corrected(base, tmp_path):
-    """A job that a late stage refuses goes on, and pays nothing again."""
-    work = tmp_path / "work"
-    pipeline.open_job(_config(base), work)
-    runs = work / "private" / "runs"
-    for name in ("generator_eps8", "retriever_direct_eps8"):
-        (runs / name).mkdir(parents=True)
-    # Of these, one is unpaid.
-    (runs / "generator_eps8" / ledger.FILE_NAME).write_text("of a paid step, say\n")
-    for changes in (
-        {"evaluate__k": 50},
-        {"synthesize__top_k": 3},
-        {"direct__clip_norm": 2.0},
-    ):
-        pipeline.open_job(_config(base, **changes), work)
-    pipeline.open_job(_config(base), work)
-    written = (work / "config.json").read_text()
-    for changes in ({"finetune__steps": 4}, {"epsilons": (3.0,)}, {"seed": 6}):
-        with pytest.raises(InputError, match="another config .*Set it back to go on"):
-            pipeline.open_job(_config(base, **changes), work)
-    assert (work / "config.json").read_text() == written
+def test_late_settings_can_be_corrected_and_paid_ones_cannot(base, tmp_path):
+    """Lengths and rates of memory may change even in a paid run."""
+    s = settings.from_config(STAGE.Settings, _config(base))
+    planned = jobs.plan(STAGE.steps(s, tmp_path), tmp_path)
+    for each in planned[:2]:
+        runner.execute(each.step.stage, each.settings, each.place)
+    for changes in ({"evaluate__k": 50}, {"finetune__microbatch_size": 2}):
+        _plan(_config(base, **changes), tmp_path)
+    assert planned[1].step.name == "generator_inf"
+    with pytest.raises(InputError, match="generator_inf.*steps.*3.*4"):
+        _plan(_config(base, finetune__steps=4), tmp_path)
 
 
 # -- From a log ----------------------------------------------------------------------
@@ -192,26 +149,20 @@ def test_raw_log_becomes_pairs_and_a_generator_of_a_job(base, tmp_path):
     config.log.columns.update(query="asked", document="clicked", user="who")
     config.log.split_by = "user"
     with pytest.raises(InputError, match="=True if everybody may know"):
-        pipeline.run(config, work)
-    assert not (work / "private" / "pairs").exists()
-    # A mistake that only the pairs show is corrected without importing again.
+        _plan(config, work)
     config.log.log_documents_are_public = True
-    config.retriever.batch_size = 500
-    with pytest.raises(InputError, match="batch_size 500 is larger than"):
-        pipeline.run(config, work)
-    imported = tiny_job.stages(work)
-    assert [*imported] == [work / "private" / "pairs" / "stage.json"]
-    config.retriever.batch_size = 4
-    job = pipeline.open_job(config, work)
-    job.prepare()
-    job.generators()
-    assert imported.items() <= tiny_job.stages(work).items()
+    s = settings.from_config(STAGE.Settings, config)
+    planned = jobs.plan(STAGE.steps(s, work), work)
+    names = [each.step.name for each in planned]
+    assert names[:3] == ["pairs", "prepare", "generator_eps2.5"]
+    for each in planned[:3]:
+        runner.execute(each.step.stage, each.settings, each.place)
 
     # All later stages are of the imported pairs, under this workdir's key.
     pairs = BeirDirectory(work / "private" / "pairs")
     assert set(pairs.queries().values()) == {pair.query for pair in given}
     certificate = read_certificate(work / "release" / "generator_eps2.5")
-    assert certificate["fingerprints"]["pairs"] == sources.keyed_fingerprint(
+    assert certificate["fingerprints"]["pairs"] == records.keyed_fingerprint(
         pairs.fingerprint(), work / "private"
     )
     users = pairs.users("train")
@@ -221,11 +172,10 @@ def test_raw_log_becomes_pairs_and_a_generator_of_a_job(base, tmp_path):
     assert 2.3 < certificate["guarantee"]["epsilon"] <= 2.5
 
     # Another config of the import is another config of the workdir.
+    made = tiny_job.stages(work)
     config.log.seed = 1
-    with pytest.raises(InputError, match="another config.*seed"):
-        pipeline.run(config, work)
-    # What was paid for does not depend on a log that is written on, or deleted.
+    with pytest.raises(InputError, match="pairs.*seed"):
+        _plan(config, work)
     config.log.seed = 0
-    for change in (lambda: log.write_text("{}"), log.unlink):
-        change()
-        assert pipeline.open_job(config, work).config.data == str(pairs.path)
+    _plan(config, work)
+    assert tiny_job.stages(work) == made

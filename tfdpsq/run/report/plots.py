@@ -33,30 +33,34 @@ class Plot(NamedTuple):
     svg: markupsafe.Markup
 
 
+def thin(
+    steps: Sequence[float], values: Sequence[float], average: bool = True
+) -> tuple[list[float], list[float]]:
+    """Reduces a curve to at most MAX_POINTS blocks.
+
+    Returns:
+      The last step of each block, and with `average` the mean of its finite values, as
+      suits a loss; else its last value, as suits a sum, whose mean would understate it.
+    """
+    size = max(1, math.ceil(len(values) / MAX_POINTS))
+    blocks = [slice(i, i + size) for i in range(0, len(values), size)]
+    ends = [steps[block][-1] for block in blocks]
+    if not average:
+        return ends, [values[block][-1] for block in blocks]
+    finite = [[v for v in values[block] if math.isfinite(v)] for block in blocks]
+    return ends, [sum(each) / len(each) if each else math.nan for each in finite]
+
+
 def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     title: str,
     y_label: str,
     accumulates: bool = False,
 ) -> Plot:
-    """Plots (steps, values) curves by name.
-
-    Args:
-      curves: at most MAX_POINTS blocks of each are drawn: the mean of a block, as
-        suits a loss, at its last step.
-      title: of the plot.
-      y_label: of its axis.
-      accumulates: whether values sum up from 0, so that a block has its last one.
-    """
+    """Plots (steps, values) curves by name; `accumulates` if they sum up from 0."""
     figure, axes = _figure(3.4)
-    for number, (name, (steps, values)) in enumerate(curves.items()):
-        size = max(1, math.ceil(len(values) / MAX_POINTS))
-        blocks = [slice(i, i + size) for i in range(0, len(values), size)]
-        ends = [steps[block][-1] for block in blocks]
-        shown = [
-            values[block][-1] if accumulates else _mean(values[block])
-            for block in blocks
-        ]
+    for number, (name, curve) in enumerate(curves.items()):
+        ends, shown = thin(*curve, average=not accumulates)
         marker = "o" if len(shown) == 1 else None
         color = _SERIES[number % len(_SERIES)]
         axes.plot(ends, shown, color=color, marker=marker, label=_plain(name))
@@ -121,12 +125,6 @@ def dots(
     axes.set_xlim(-0.02 * most, 1.04 * most)
     axes.set_xlabel(_plain(x_label))
     return _plot(figure, title, note)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Returns the mean of the finite values."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _figure(height: float) -> tuple[Any, Any]:

@@ -236,6 +236,13 @@ def _check(s: Pipeline.Settings) -> None:
             f"histogram_epsilon is {s.histogram_epsilon}, but no generator of epsilons "
             f"{s.epsilons} would count it. Add a finite epsilon, or set it to 0."
         )
+    for name in ("finetune", "retriever", "direct"):
+        own = getattr(s, name)
+        if not own.n_is_public and not own.n_bound:
+            raise InputError(
+                f"{name}.n_is_public is False and {name}.n_bound 0, but certificates "
+                "state the number of pairs, or a bound. Declare one of them."
+            )
     for name in ("retriever_init", "init"):
         path = getattr(s, name)
         found = path and artefacts.Generator.open(path, name)
