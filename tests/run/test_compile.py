@@ -19,7 +19,7 @@ from tfdpsq.generator.decoding import decode, text_mask
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import make_logical_step
 from tfdpsq.privacy.accounting import choose_max_batch_size
-from tfdpsq.run.training import direct_training
+from tfdpsq.run.common import direct
 
 _T5 = {
     "vocabulary_size": 40,
@@ -162,7 +162,7 @@ def test_direct_private_step_of_the_retriever_compiles(method):
     plan = _plan(**changes)
     if method == "naive":
         losses = retriever.NaiveLosses(model, 4)
-        loss, engine = model.per_example_losses, direct_training.naive_engine(losses)
+        loss, engine = model.per_example_losses, direct.naive_engine(losses)
     elif method == "microbatch":
         loss = losses = retriever.GroupLosses(model, plan.group_capacity)
         rows, engine = plan.max_rows, "vectorized"

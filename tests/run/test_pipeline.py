@@ -13,7 +13,6 @@ from helpers import tiny, tiny_job
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.privacy.proof import ledger
 from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import records, runner, settings
 from tfdpsq.run.stages.pipeline import STAGE
