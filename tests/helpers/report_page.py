@@ -17,7 +17,6 @@ def row(name, epsilon, ndcg, difference=None):
         "label": name.replace("_", " "),
         "private_data": "none" if epsilon is None else used,
         "epsilon": epsilon,
-        "against": {},
         "ndcg@10": ndcg,
         "ndcg@10_ci": [ndcg - 0.01, ndcg + 0.01],
         "recall@10": 2 * ndcg,

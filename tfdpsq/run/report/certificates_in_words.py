@@ -33,31 +33,23 @@ def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         once: what derives from a run without private data costs nothing more.
 
     Returns:
-      "cards", one for each certificate; "not_covered", the lines that all private ones
-      share; "sum", the guarantee of all together, or "" for fewer than two; "unit" and
-      "beyond": what is protected, and what is not.
+      "cards", one for each certificate; "sum", the guarantee of all together, or "" for
+      fewer than two; "unit" and "beyond": what is protected, and what is not.
     """
     private = [c["certificate"] for c in certificates if _protects(c["certificate"])]
-    limits = [each.get("not_covered", []) for each in private]
-    shared = (
-        [line for line in limits[0] if all(line in each for each in limits)]
-        if (len(private) > 1)
-        else []
-    )
     units = {_at(each, "guarantee.unit") for each in private}
     unit = _UNITS.get(next(iter(units), "query"), _UNITS["query"])
     if len(units) > 1:
         unit = "unit named in its certificate", "a group of several units"
     return {
-        "cards": [_card(c["name"], c["certificate"], shared) for c in certificates],
-        "not_covered": shared,
+        "cards": [_card(c["name"], c["certificate"]) for c in certificates],
         "sum": _sum(private),
         "unit": unit[0],
         "beyond": unit[1],
     }
 
 
-def _card(name: str, of: Mapping[str, Any], shared: Sequence[str]) -> dict[str, Any]:
+def _card(name: str, of: Mapping[str, Any]) -> dict[str, Any]:
     private = _protects(of)
     return {
         "name": name,
@@ -69,7 +61,7 @@ def _card(name: str, of: Mapping[str, Any], shared: Sequence[str]) -> dict[str, 
             "No guarantee (ε = ∞): private queries may be read off from what was "
             "trained. Do not release it."
         ),
-        "particulars": {**_particulars(of), **(_limits(of, shared) if private else {})},
+        "particulars": {**_particulars(of), **(_limits(of) if private else {})},
     }
 
 
@@ -139,15 +131,13 @@ def _particulars(of: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _limits(of: Mapping[str, Any], shared: Sequence[str]) -> dict[str, Any]:
+def _limits(of: Mapping[str, Any]) -> dict[str, Any]:
     reads, limits = of.get("private_reads"), of.get("not_covered")
     shown: dict[str, Any] = {"Private reads that ε does not cover": _MISSING}
     if reads is not None:
         lines = [": ".join(map(str, read.values())) for read in reads]
         shown["Private reads that ε does not cover"] = lines
-    left = [line for line in limits or () if line not in shared]
-    if left or limits is None:
-        shown["Not covered"] = left or _MISSING
+    shown["Not covered"] = _MISSING if limits is None else limits
     if of.get("warnings"):
         shown["Warnings"] = of["warnings"]
     return shown

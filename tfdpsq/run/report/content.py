@@ -6,10 +6,10 @@ import datetime
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdpsq import evaluation, validation
+from tfdpsq import validation
 from tfdpsq.data import io, read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
 from tfdpsq.run.frame import artefacts, pipeline, places, records
@@ -74,7 +74,6 @@ def gather(workdir: pathlib.Path) -> dict[str, Any]:
         for step, path in made.of_stage("synthesize")
         if "set" in step["shows"]
     }
-    (data,) = {_pairs(made)}
     s, timed = made.settings, [made.place(name) for name in made.steps]
     peaks = (records.read_private(place).get("peak_gib", 0.0) for place in timed)
     return {
@@ -83,7 +82,7 @@ def gather(workdir: pathlib.Path) -> dict[str, Any]:
         "rows": found,
         **_training(made),
         "examples": examples(
-            data,
+            _pairs(made),
             s["evaluate"]["similarity_split"],
             s["examples"],
             {label: path for label, (_, path) in sets.items()},
@@ -93,9 +92,6 @@ def gather(workdir: pathlib.Path) -> dict[str, Any]:
             step["label"]: io.read_json(path / "audit.json", _REMEDY)
             for step, path in made.of_stage("audit")
         },
-        "wins_and_losses": wins_and_losses(
-            data, s["evaluate"]["split"], s["examples"], measured, found
-        ),
         "seconds": {
             step["label"]: records.seconds(made.place(name))
             for name, step in made.steps.items()
@@ -152,7 +148,6 @@ def _row(
     found = {
         "name": row["name"],
         "label": row["label"],
-        "against": row["against"],
         "private_data": "protected" if protected else "unprotected",
         "epsilon": epsilon,
         "difference_to_public_only": _difference(values),
@@ -216,84 +211,6 @@ def _training(made: Made) -> dict[str, Any]:
 def _points(log: pathlib.Path) -> list[dict[str, Any]]:
     lines = log.read_text("utf-8").splitlines() if log.is_file() else []
     return [point for point in map(json.loads, lines) if "step" in point]
-
-
-def wins_and_losses(
-    data: str,
-    split: str,
-    most: int,
-    measured: pathlib.Path,
-    rows: Sequence[Mapping[str, Any]],
-) -> dict[str, Any] | None:
-    """Finds the queries on which two rows differ most; `None` without such rows.
-
-    Args:
-      data: the private pairs.
-      split: of the test queries.
-      most: queries to show each way, up to five.
-      measured: the output of `evaluate`.
-      rows: of the table; compared are the first protected synthetic one and the
-        public-only one.
-
-    Returns:
-      "label" and "against_label"; "metric"; "better", "equal", "worse": counts; "wins"
-      and "losses": lists of {query, document, value, other}, largest difference first.
-    """
-    ours = [
-        row
-        for row in rows
-        if row["name"].startswith("synthetic") and row["private_data"] == "protected"
-    ]
-    public = [row for row in rows if row["name"] == "public_only"]
-    if not most or not ours or not public:
-        return None
-    beir = artefacts.open_beir(data)
-    qrels, metric = beir.qrels(split), METRICS[0]
-    if evaluation.read_trec_qrels(measured / "qrels.trec") != qrels:
-        problem = "holds other judgements than the data"
-        raise validation.DataError(measured / "qrels.trec", problem, _REMEDY)
-    values = [
-        evaluation.evaluate_run(
-            qrels,
-            evaluation.read_trec_run(measured / "runs" / f"{row['name']}.trec"),
-            [metric],
-        ).per_query
-        for row in (ours[0], public[0])
-    ]
-    gains = sorted((values[0][q][metric] - values[1][q][metric], q) for q in qrels)
-    wins = [query for gain, query in gains[::-1] if gain > 0]
-    losses = [query for gain, query in gains if gain < 0]
-    shown = [each[: min(5, most)] for each in (wins, losses)]
-    best = {
-        q: max(qrels[q], key=lambda name, q=q: qrels[q][name])
-        for each in shown
-        for q in each
-    }
-    queries = {name: text for name, text in beir.read_queries() if name in best}
-    wanted = set(best.values())
-    texts = {d.id: d.content for d in beir.documents() if d.id in wanted}
-
-    def entries(chosen: Sequence[str]) -> list[dict[str, Any]]:
-        return [
-            {
-                "query": queries[query],
-                "document": texts.get(best[query], ""),
-                "value": values[0][query][metric],
-                "other": values[1][query][metric],
-            }
-            for query in chosen
-        ]
-
-    return {
-        "label": ours[0]["label"],
-        "against_label": public[0]["label"],
-        "metric": metric,
-        "better": len(wins),
-        "equal": len(gains) - len(wins) - len(losses),
-        "worse": len(losses),
-        "wins": entries(shown[0]),
-        "losses": entries(shown[1]),
-    }
 
 
 def examples(

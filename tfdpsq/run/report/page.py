@@ -25,7 +25,7 @@ MAX_DOCUMENT_CHARACTERS = 1200
 
 _METRIC, _FUSED = METRICS[0], "fused_ndcg@10"
 # Colours of rows.
-_SERIES = {"protected": 0, "unprotected": 1, "none": 2}
+_COLORS = {"protected": 0, "unprotected": 1, "none": 2}
 _FOOTNOTES = {
     "bm25": "Words in common; nothing is trained.",
     "untrained": "The weights that every other retriever starts from.",
@@ -137,14 +137,11 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         "created": report["created"],
         "answer": _answer(protected, named),
         "chart": _chart(rows, named),
-        "verdicts": [_verdict(row, named) for row in protected],
         "results": [
             [(row["label"], str(notes.index(_footnote(row)) + 1)), *_cells(row)]
             for row in rows
         ],
         "footnotes": notes,
-        "fused_chart": _fused_chart(rows, named),
-        "wins_and_losses": report.get("wins_and_losses"),
         "examples": report.get("examples", []),
         "max_document_characters": MAX_DOCUMENT_CHARACTERS,
         "similarity": evidence.similarity(report.get("similarity", {})),
@@ -191,64 +188,24 @@ def _answer(
 def _chart(
     rows: Sequence[Mapping[str, Any]], named: Mapping[str, Mapping[str, Any]]
 ) -> plots.Plot:
-    """Returns the plot of all rows that are not reranked, and public-only's line."""
-    shown = [row for row in rows if not row["name"].startswith("reranked_")]
+    """Returns the plot of all rows, and of public-only as a line."""
     public = named.get("public_only")
-    return _plot(
-        shown, _METRIC, f"{_METRIC} on the test queries", public and public[_METRIC]
-    )
-
-
-def _fused_chart(
-    rows: Sequence[Mapping[str, Any]], named: Mapping[str, Mapping[str, Any]]
-) -> plots.Plot | None:
-    """Returns the plot of rows together with BM25; `None` without such."""
-    shown = [
-        {**row, _FUSED: row[_METRIC], f"{_FUSED}_ci": row[f"{_METRIC}_ci"]}
-        for row in rows
-        if row["name"] == "bm25" or row["name"].startswith("reranked_")
-    ]
-    shown += [
-        {**row, "label": f"BM25 + {row['label']}"} for row in rows if _FUSED in row
-    ]
-    if len(shown) < 2:
-        return None
-    public = named.get("public_only", {}).get(_FUSED)
-    return _plot(shown, _FUSED, f"{_METRIC} together with BM25", public)
-
-
-def _plot(
-    rows: Sequence[Mapping[str, Any]], key: str, title: str, reference: float | None
-) -> plots.Plot:
-    note = (
+    return plots.intervals(
+        [
+            (
+                row["label"],
+                row[_METRIC],
+                row[f"{_METRIC}_ci"],
+                _COLORS[row["private_data"]],
+            )
+            for row in rows
+        ],
+        f"{_METRIC} on the test queries",
+        _METRIC,
+        public and public[_METRIC],
         "95 % intervals. Blue: protected; orange: private data without protection; "
-        "green: no private data. Dotted: public-only."
+        "green: no private data. Dotted: public-only.",
     )
-    points = [
-        (row["label"], row[key], row[f"{key}_ci"], _SERIES[row["private_data"]])
-        for row in rows
-    ]
-    return plots.intervals(points, title, _METRIC, reference, note)
-
-
-def _verdict(row: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]]) -> str:
-    """Compares a protected row with its two controls, in words."""
-    against = {"public": "public_only", "unprotected": "original", **row["against"]}
-    text = f"{row['label']} (ε {epsilon_text(row['epsilon'])}): {row[_METRIC]:.3f}"
-    if against["unprotected"] in named:
-        text += f", without protection {named[against['unprotected']][_METRIC]:.3f}"
-    if against["public"] in named:
-        text += f", without private data {named[against['public']][_METRIC]:.3f}"
-    over = row["difference_to_public_only"]
-    if over:
-        low, high = over["ci"]
-        said = "not significantly different from using no private query"
-        if low > 0:
-            said = "better than using no private query: it has earned its ε"
-        if high < 0:
-            said = "worse than using no private query: its ε bought nothing"
-        text += f". It is {said} ({over['difference']:+.3f}, {low:+.3f} to {high:+.3f})"
-    return f"{text}."
 
 
 def _cells(row: Mapping[str, Any]) -> list[Any]:

@@ -281,7 +281,7 @@ class _Steps:
         self.rows: list[dict[str, Any]] = []
         self.generated: dict[float, str] = {}
         self.pairs: str = s.data
-        self.canaries = ""
+        self.canaries = self.histogram = ""
 
     def _add(
         self, name: str, stage: Any, own: Any, label: str, given: Any, **shows: Any
@@ -291,12 +291,8 @@ class _Steps:
             given = {"seed": self.s.seed, **given}  # a known one would tell canaries
         return self.steps.add(name, stage, own, given, label, **shows)
 
-    def _row(
-        self, name: str, label: str, step: str = "", against: Mapping[str, str] = {}
-    ) -> None:
-        self.rows.append(
-            {"name": name, "label": label, "step": step, "against": dict(against)}
-        )
+    def _row(self, name: str, label: str, step: str = "") -> None:
+        self.rows.append({"name": name, "label": label, "step": step})
 
     def prepare(self) -> None:
         """The pairs of a log, public pairs, the public T5, and the canaries."""
@@ -346,10 +342,10 @@ class _Steps:
 
     def generators(self) -> None:
         """One generator and its set for each ε, all from the same public weights."""
-        s, counted = self.s, ""
+        s = self.s
         if s.histogram_epsilon:
             of_units = {name: getattr(s.finetune, name) for name in _OF_UNITS}
-            counted = self._add(
+            self.histogram = self._add(
                 f"histogram_{step_part(s.histogram_epsilon)}",
                 histogram.STAGE,
                 s.histogram,
@@ -362,40 +358,30 @@ class _Steps:
                 _labelled("Generator", epsilon),
                 epsilon,
                 self.pairs,
-                counted if math.isfinite(epsilon) else "",
                 chart="Generator",
             )
         for epsilon, generator in self.generated.items():
             name = f"synthetic_{step_part(epsilon)}"
             label = _labelled("Synthetic", epsilon)
-            # Without an ε of its own, a set that follows the counts has none either.
-            self._set(name, label, generator, counted, set=row_part(epsilon))
+            self._set(name, label, generator, set=row_part(epsilon))
 
     def _generator(
-        self,
-        name: str,
-        label: str,
-        epsilon: float,
-        pairs: str,
-        counted: str = "",
-        **shows: Any,
+        self, name: str, label: str, epsilon: float, pairs: str, **shows: Any
     ) -> Output:
+        counted = self.histogram if math.isfinite(epsilon) and shows else ""
         given = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
         given["histogram"] = counted
         return self._add(name, finetune.STAGE, self.s.finetune, label, given, **shows)
 
-    def _set(
-        self,
-        name: str,
-        label: str,
-        generator: str,
-        counted: str = "",
-        **shows: Any,
-    ) -> Output:
-        given = {"generator": generator, "corpus": self.pairs, "histogram": counted}
+    def _set(self, name: str, label: str, generator: str, **shows: Any) -> Output:
+        given = {"generator": generator, "corpus": self.pairs}
+        given["histogram"] = (
+            self.histogram if shows else ""
+        )  # of canaries there is none
         own = self.s.synthesize
-        made = self._add(name, synthesize.STAGE, own, label, given, **shows)
-        return Output(f"{made}/{SET}")
+        return Output(
+            f"{self._add(name, synthesize.STAGE, own, label, given, **shows)}/{SET}"
+        )
 
     def retrievers(self) -> None:
         """The table's rows, all trained for the same steps from the same weights."""
@@ -432,17 +418,15 @@ class _Steps:
             self._row(ENCODER, "Encoder as it is")
         for epsilon in s.adapter_epsilons:
             name = f"adapter_{row_part(epsilon)}"
-            against = {"public": ENCODER, "unprotected": "adapter_inf"}
-            self._row(name, _labelled("Adapter", epsilon), name, against)
+            self._row(name, _labelled("Adapter", epsilon), name)
         if s.rerank:
             public = f"{RERANKED}_{PUBLIC}"
-            against = {"public": public, "unprotected": f"{RERANKED}_inf"}
             step = self.start if isinstance(self.start, Output) else ""
-            self._row(public, "BM25 reranked, public T5", step, against)
+            self._row(public, "BM25 reranked, public T5", step)
             for epsilon, generator in self.generated.items():
                 label = _labelled("BM25 reranked", epsilon)
                 name = f"{RERANKED}_{row_part(epsilon)}"
-                self._row(name, label, generator, against)
+                self._row(name, label, generator)
 
     def evaluate(self) -> None:
         """Measures all rows, and compares all sets with private queries."""
