@@ -375,13 +375,10 @@ class _Steps:
 
     def _set(self, name: str, label: str, generator: str, **shows: Any) -> Output:
         given = {"generator": generator, "corpus": self.pairs}
-        given["histogram"] = (
-            self.histogram if shows else ""
-        )  # of canaries there is none
+        given["histogram"] = self.histogram if shows else ""  # none of canaries
         own = self.s.synthesize
-        return Output(
-            f"{self._add(name, synthesize.STAGE, own, label, given, **shows)}/{SET}"
-        )
+        made = self._add(name, synthesize.STAGE, own, label, given, **shows)
+        return Output(f"{made}/{SET}")
 
     def retrievers(self) -> None:
         """The table's rows, all trained for the same steps from the same weights."""
@@ -459,8 +456,9 @@ class _Steps:
             given["rerank.baseline"] = f"{RERANKED}_{PUBLIC}"
         if s.fit_rerank:
             given["rerank.fit"] = Output(f"prepare/{SET}")
-        label = "Evaluation"
-        self._add("evaluation", evaluate.STAGE, own, label, given, rows=self.rows)
+        self._add(
+            "evaluation", evaluate.STAGE, own, "Evaluation", given, rows=self.rows
+        )
 
     def audit(self) -> None:
         """Generators that are trained on canaries, and attacked."""
