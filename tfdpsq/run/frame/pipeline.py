@@ -123,7 +123,7 @@ def run(
         return job.finish(s, planned, workdir)
 
 
-class Output(str):
+class StepOutput(str):
     """Name of an earlier step as an input, and what is in its output: "prepare/set"."""
 
 
@@ -138,7 +138,7 @@ class Steps(list):
         given: Mapping[str, Any],
         label: str = "",
         **shows: Any,
-    ) -> Output:
+    ) -> StepOutput:
         """Adds a step; returns its output, for `given` of later ones.
 
         Args:
@@ -146,7 +146,7 @@ class Steps(list):
           stage: what makes it.
           own: its settings.
           given: changes of them by dotted names; a value, or one in a mapping, that is
-            an `Output` is known once the step before is done.
+            an `StepOutput` is known once the step before is done.
           label: its name in tables.
           **shows: see `Step`.
         """
@@ -155,7 +155,7 @@ class Steps(list):
         for key, value in given.items():
             inside = value if isinstance(value, Mapping) else {"": value}
             for at, each in inside.items():
-                if isinstance(each, Output):
+                if isinstance(each, StepOutput):
                     inputs[f"{key}.{at}".rstrip(".")] = str(each)
             first, _, rest = key.partition(".")
             if rest:
@@ -164,7 +164,7 @@ class Steps(list):
             changes[first] = value
         own = dataclasses.replace(own, **changes)
         self.append(Step(name, stage, own, inputs, label, shows))
-        return Output(name)
+        return StepOutput(name)
 
 
 def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:

@@ -32,8 +32,8 @@ from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import artefacts, corpus, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, Output, Planned, Step, Steps
-from tfdpsq.run.frame.places import PRIVATE
+from tfdpsq.run.frame.pipeline import Job, StepOutput, Planned, Step, Steps
+from tfdpsq.run.frame.places import PRIVATE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
 from tfdpsq.run.report.wording import epsilon_symbol, row_part, step_part
@@ -187,10 +187,9 @@ class Pipeline(Job):
     ) -> None:
         """Records what the report will show, as certificates list it."""
         if s.examples:
-            reads = records.private_reads(workdir / PRIVATE)
-            reads.record(
-                "some private queries as they are", f"{REPORT_FILE}, {RESULTS_FILE}"
-            )
+            with owner_only():
+                reads = records.private_reads(workdir / PRIVATE)
+                reads.record("some private queries as they are", REPORT_FILE)
 
     def finish(
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
@@ -285,7 +284,7 @@ class _Steps:
 
     def _add(
         self, name: str, stage: Any, own: Any, label: str, given: Any, **shows: Any
-    ) -> Output:
+    ) -> StepOutput:
         """Adds a step, with the job's seed where it has one."""
         if stage not in (evaluate.STAGE, canaries.STAGE, import_log.STAGE, mine.STAGE):
             given = {"seed": self.s.seed, **given}  # a known one would tell canaries
@@ -367,23 +366,23 @@ class _Steps:
 
     def _generator(
         self, name: str, label: str, epsilon: float, pairs: str, **shows: Any
-    ) -> Output:
+    ) -> StepOutput:
         counted = self.histogram if math.isfinite(epsilon) and shows else ""
         given = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
         given["histogram"] = counted
         return self._add(name, finetune.STAGE, self.s.finetune, label, given, **shows)
 
-    def _set(self, name: str, label: str, generator: str, **shows: Any) -> Output:
+    def _set(self, name: str, label: str, generator: str, **shows: Any) -> StepOutput:
         given = {"generator": generator, "corpus": self.pairs}
         given["histogram"] = self.histogram if shows else ""  # none of canaries
         own = self.s.synthesize
         made = self._add(name, synthesize.STAGE, own, label, given, **shows)
-        return Output(f"{made}/{SET}")
+        return StepOutput(f"{made}/{SET}")
 
     def retrievers(self) -> None:
         """The table's rows, all trained for the same steps from the same weights."""
         s, plain = self.s, self.s.retriever
-        public, none = Output(f"prepare/{SET}"), {"steps": 0, "epochs": 0.0}
+        public, none = StepOutput(f"prepare/{SET}"), {"steps": 0, "epochs": 0.0}
         # Of private pairs none is held out: the other rows search for public ones.
         unseen = {"validation_pairs": 0}
         self._row(BM25, "BM25")
@@ -393,7 +392,7 @@ class _Steps:
             ("original", "Original pairs", plain, {"pairs": self.pairs, **unseen}),
         ]
         for epsilon in s.epsilons:
-            pairs = {"pairs": Output(f"synthetic_{step_part(epsilon)}/{SET}")}
+            pairs = {"pairs": StepOutput(f"synthetic_{step_part(epsilon)}/{SET}")}
             label = _labelled("Synthetic", epsilon)
             rows.append((f"synthetic_{row_part(epsilon)}", label, plain, pairs))
         for epsilon in s.direct_epsilons:
@@ -418,7 +417,7 @@ class _Steps:
             self._row(name, _labelled("Adapter", epsilon), name)
         if s.rerank:
             public = f"{RERANKED}_{PUBLIC}"
-            step = self.start if isinstance(self.start, Output) else ""
+            step = self.start if isinstance(self.start, StepOutput) else ""
             self._row(public, "BM25 reranked, public T5", step)
             for epsilon, generator in self.generated.items():
                 label = _labelled("BM25 reranked", epsilon)
@@ -433,10 +432,10 @@ class _Steps:
         for row in self.rows:
             name, step = row["name"], row["step"]
             if name.startswith(f"{RERANKED}_"):
-                rerankers[name] = Output(step) if step else s.init
+                rerankers[name] = StepOutput(step) if step else s.init
             else:
                 where = {BM25: BM25, ENCODER: EMBEDDINGS}.get(name)
-                systems[name] = where or Output(step)
+                systems[name] = where or StepOutput(step)
         own_queries = [n for n in systems if n == ENCODER or n.startswith("adapter_")]
         embedded = dict.fromkeys(own_queries, s.embeddings)
         given = {
@@ -446,7 +445,7 @@ class _Steps:
             "query_embeddings": embedded,
             "rerankers": rerankers,
             "synthetic": {
-                row_part(e): Output(f"synthetic_{step_part(e)}/{SET}")
+                row_part(e): StepOutput(f"synthetic_{step_part(e)}/{SET}")
                 for e in self.generated
             },
             "baseline": PUBLIC,
@@ -455,7 +454,7 @@ class _Steps:
         if rerankers and not own.rerank.baseline:
             given["rerank.baseline"] = f"{RERANKED}_{PUBLIC}"
         if s.fit_rerank:
-            given["rerank.fit"] = Output(f"prepare/{SET}")
+            given["rerank.fit"] = StepOutput(f"prepare/{SET}")
         self._add(
             "evaluation", evaluate.STAGE, own, "Evaluation", given, rows=self.rows
         )
@@ -465,19 +464,19 @@ class _Steps:
         for epsilon in self.s.audit_epsilons:
             part = step_part(epsilon)
             label = _labelled("Audited generator", epsilon)
-            pairs = Output(f"{self.canaries}/{DATA}")
+            pairs = StepOutput(f"{self.canaries}/{DATA}")
             generator = self._generator(f"audited_{part}", label, epsilon, pairs)
             written = self._set(
                 f"audited_synthetic_{part}",
                 _labelled("Audited set", epsilon),
                 generator,
             )
-            given = {"canaries": Output(self.canaries), "generator": generator}
+            given = {"canaries": StepOutput(self.canaries), "generator": generator}
             self._add(
                 f"audit_{part}",
                 audit.STAGE,
                 self.s.audit,
-                _labelled("Generator", epsilon),
+                _labelled("Audit", epsilon),
                 {**given, "synthetic": written},
             )
 

@@ -29,7 +29,7 @@ from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, Output, Planned, Step, Steps
+from tfdpsq.run.frame.pipeline import Job, StepOutput, Planned, Step, Steps
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import tables
 from tfdpsq.run.report.tables import CANARIES, EXAMPLES, SIMILARITY, ZERO_SHOT, Row
@@ -111,8 +111,9 @@ class Reproduce(Job):
         outputs = {each.step.name: each.place for each in planned}
         private = workdir / places.PRIVATE
         if any(t["measure"] == EXAMPLES for t in _wanted(s).values()):
-            reads = records.private_reads(private)
-            reads.record("some private queries as they are", "private/examples.html")
+            with places.owner_only():
+                reads = records.private_reads(private)
+                reads.record("some private queries as they are", "examples.html")
         compared = tables.Compared(outputs, s.seeds, s.resamples)
         own = s.job.evaluate.similarity_split, s.job.examples
         found = compared.all(_wanted(s), _data(s)[0], *own)
@@ -155,7 +156,7 @@ class _Rows:
         self.s, self.job, self.steps = s, s.job, Steps()
         self._wanted = wanted
         self._data, self._sets = _data(s)
-        self._made: dict[str, Output] = {}
+        self._made: dict[str, StepOutput] = {}
         splits = {s.job.finetune.split, s.job.retriever.split, s.job.evaluate.split}
         given = {"splits": tuple(sorted(splits)), "vocabulary_size": 0}
         given.update(data=self._data)
@@ -171,7 +172,7 @@ class _Rows:
         }
         return list(found.values())
 
-    def _step(self, name: str, stage: Any, own: Any, given: Any) -> Output:
+    def _step(self, name: str, stage: Any, own: Any, given: Any) -> StepOutput:
         if name not in self._made:
             self._made[name] = self.steps.add(name, stage, own, given)
         return self._made[name]
@@ -190,7 +191,7 @@ class _Rows:
 
     def _generated(
         self, row: Row, names: tuple[str, str], pairs: str, seed: int, **changes: Any
-    ) -> tuple[Output, Output]:
+    ) -> tuple[StepOutput, StepOutput]:
         """Returns a row's generator, and the set that it wrote."""
         config = settings.config_of(self.job.finetune)
         config.update({**self.s.sizes[row.size].get("finetune", {}), **changes})
@@ -200,18 +201,18 @@ class _Rows:
         generator = self._step(names[0], finetune.STAGE, own, given)
         given = {"generator": generator, "corpus": self._data, "seed": seed}
         written = self._step(names[1], synthesize.STAGE, self.job.synthesize, given)
-        return generator, Output(f"{written}/{SET}")
+        return generator, StepOutput(f"{written}/{SET}")
 
-    def _set(self, row: Row, seed: int) -> Output:
+    def _set(self, row: Row, seed: int) -> StepOutput:
         part = f"{row.size}_{step_part(row.epsilon)}"
         names = f"seed{seed}_generator_{part}", f"seed{seed}_synthetic_{part}"
         return self._generated(row, names, self._data, seed)[1]
 
-    def _retriever(self, row: Row, seed: int) -> Output:
+    def _retriever(self, row: Row, seed: int) -> StepOutput:
         own, start = self.job.retriever, self._model(self.s.retriever_size)
         given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self._data}
         if row.kind in tables.CONTROLS:
-            given["pairs"] = Output(f"prepare/{SET}")
+            given["pairs"] = StepOutput(f"prepare/{SET}")
         if row.kind == "untrained":
             given.update(steps=0, epochs=0.0)
         if row.kind == "original":
@@ -249,7 +250,7 @@ class _Rows:
         part = f"{row.size}_{step_part(row.epsilon or math.inf)}"
         names, data = (f"audited_{part}", f"audited_synthetic_{part}"), f"{made}/{DATA}"
         changes = self.s.audit
-        generator, written = self._generated(row, names, Output(data), 0, **changes)
+        generator, written = self._generated(row, names, StepOutput(data), 0, **changes)
         given = {"canaries": made, "generator": generator, "synthetic": written}
         self._step(f"audit_{part}", audit.STAGE, self.job.audit, given)
 
