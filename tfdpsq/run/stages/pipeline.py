@@ -32,7 +32,7 @@ from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import artefacts, corpus, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, StepOutput, Planned, Step, Steps
+from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.places import PRIVATE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page

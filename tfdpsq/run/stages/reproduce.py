@@ -29,7 +29,7 @@ from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, StepOutput, Planned, Step, Steps
+from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import tables
 from tfdpsq.run.report.tables import CANARIES, EXAMPLES, SIMILARITY, ZERO_SHOT, Row
