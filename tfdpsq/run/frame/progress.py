@@ -164,7 +164,7 @@ class ShardProgress:
           total: expected number of items.
           first: number of items in the shards before.
         """
-        self._unit, self._index, self._first = unit, index, first
+        self._unit, self._index, self._first, self._total = unit, index, first, total
         self._bar = tqdm.tqdm(
             total=total, desc=f"shard {index}", unit=f" {unit}", mininterval=1
         )
@@ -175,27 +175,28 @@ class ShardProgress:
             logging.warning("progress is not logged: %s", error)
         self._started = self._said = time.monotonic()
         self._since: tuple[float, int, int] | None = None
-        self._tokens = 0
+        self._done = self._tokens = 0
 
     def add(self, items: int, tokens: int = 0) -> None:
         """Counts the items since the last call; `tokens` are without padding."""
         self._bar.update(items)
-        self._tokens += tokens
+        self._done, self._tokens = self._done + items, self._tokens + tokens
         now = time.monotonic()
-        self._since = self._since or (now, self._bar.n, self._tokens)
+        self._since = self._since or (now, self._done, self._tokens)
         if now - self._said >= _SECONDS:
             self._point(now)
 
     def _point(self, now: float) -> None:
-        since, items, tokens = self._since or (now, self._bar.n, self._tokens)
-        values = {"shard": self._index, self._unit: self._bar.n, "of": self._bar.total}
+        since, items, tokens = self._since or (now, self._done, self._tokens)
+        values: dict[str, Any] = {"shard": self._index, "of": self._total}
+        values[self._unit] = self._done
         values["seconds"] = now - self._started
-        counted = {self._unit: self._bar.n - items, "tokens": self._tokens - tokens}
+        counted = {self._unit: self._done - items, "tokens": self._tokens - tokens}
         for name, count in counted.items():
             if count and now > since:
                 values[f"{name}_per_second"] = count / (now - since)
         if self._log is not None:
-            self._log.add("at", self._first + self._bar.n, values)
+            self._log.add("at", self._first + self._done, values)
         self._said = now
 
     def __enter__(self) -> ShardProgress:
@@ -204,7 +205,7 @@ class ShardProgress:
 
     def __exit__(self, *_: object) -> None:
         """Ends the bar."""
-        if self._bar.n:
+        if self._done:
             self._point(time.monotonic())
         self._bar.close()
         if self._log is not None:
@@ -229,7 +230,11 @@ class _Log:
         Returns:
           The last point that is left, or an empty dict.
         """
-        kept = [point for point in read_points(self._path) if point["step"] < first]
+        kept = [
+            point
+            for point in read_points(self._path)
+            if point.get("step", first) < first
+        ]
         self._file.close()
         lines = "".join(json.dumps(point) + "\n" for point in kept)
         io.atomic_write(self._path, lines)

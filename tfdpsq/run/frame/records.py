@@ -116,11 +116,25 @@ def finished(place: str, depends: Mapping[str, Any]) -> dict[str, Any] | None:
     found = read_stage(place)
     if found is None or found["fingerprint"] == digest(depends):
         return found
-    changed = "; ".join(validation.differences(found["depends"], dict(depends)))
+    changed = "; ".join(differences(found["depends"], dict(depends)))
     raise validation.InputError(
         f"{place} is finished, but was made with other settings or inputs ({changed}). "
         "Use another directory, or move this one away to make it again."
     )
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Lists up to five paths at which two JSON values differ, each with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            path = f"{where}.{key}" if where else key
+            found += differences(old.get(key), new.get(key), path)
+        return found[:5]
+    # Compared as JSON: a tuple equals the list it was written as.
+    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
+        return []
+    return [f"{where}: {validation.shown(old)} there, {validation.shown(new)} now"]
 
 
 def versions() -> dict[str, str]:

@@ -151,7 +151,7 @@ def _open(shards: Shards, depends: dict[str, Any]) -> None:
         found = io.read_json(path, f"Remove {shards.directory} to begin again")
         if found["fingerprint"] == wanted["fingerprint"]:
             return
-        changed = "; ".join(validation.differences(found["depends"], depends))
+        changed = "; ".join(records.differences(found["depends"], depends))
         raise validation.InputError(
             f"{shards.directory} holds shards of other settings or inputs ({changed}). "
             "Go on with those, or remove it to begin again."
