@@ -162,7 +162,8 @@ def test_public_negatives_take_a_rows_own_and_say_so(base):
     framed.run(TRAIN_RETRIEVER, base / "direct", **changes)
     certificate = read_certificate(base / "direct")
     assert certificate["mechanism"]["sensitivity"] == pytest.approx(0.1)
-    assert certificate["fingerprints"]["hard_negatives"].startswith("keyed:")
+    assert certificate["fingerprints"]["pairs"].startswith("keyed:")
+    assert "hard_negatives.run" in certificate["fingerprints"]
     assert verify_certificate(certificate).problems == ()
     assert "BM25" in json.dumps(certificate["private_reads"])
 

@@ -21,11 +21,11 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import Pair, Tokenizer
-from tfdpsq.privacy import batches, checkpoint, engines, optimizers, workers
+from tfdpsq.privacy import batches, checkpoint, engines, optimizers
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.pairs import encode_rows
 from tfdpsq.run.common import hard_negatives, training
-from tfdpsq.run.frame import corpus, records
+from tfdpsq.run.frame import corpus
 from tfdpsq.run.frame.places import open_private
 from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context
@@ -299,9 +299,8 @@ def fit(
             f"rows of a replica. Give a divisor of {share}, or 0 for all."
         )
     per_epoch = min(s.save_every, s.steps)
-    # Of another run, a backup would be taken up as this one's.
-    own = records.digest([c.depends, per_epoch])[:16]
-    backup = open_private(c.place.run / "backup" / own)
+    backup, epochs = training.open_backup(c, per_epoch)
+    done = epochs * per_epoch
     rows = _stored(c, s, tokenizer, units)
     held_out = _held_out(s, len(rows), units.private)
     trained = np.setdiff1d(np.arange(len(rows)), held_out)
@@ -323,6 +322,7 @@ def fit(
     with c.scope(), progress, c.devices.notice.training() as asked:
         optimizer = training.make_optimizer(s)
         slots = optimizers.build(optimizer, model.trainable_variables)
+        state = [*model.variables, *slots]
         model.compile(
             optimizer,
             rows_at_a_time=s.rows_at_a_time,
@@ -330,36 +330,17 @@ def fit(
             # In a strategy's scope that is left to the strategy.
             jit_compile=s.jit_compile and not tf.distribute.has_strategy(),
         )
-        first = epochs_in(backup)
-
-        class Steps(tf.keras.callbacks.Callback):
-            """Shows every step, and ends training after the last or on a signal."""
-
-            done = first * per_epoch
-
-            def on_train_begin(self, logs: Any = None) -> None:
-                # The chief alone has restored a backup.
-                workers.copy_from_chief([*model.variables, *slots])
-
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.done += 1
-                progress(self.done, logs["loss"])
-                if self.done >= s.steps:
-                    self.model.stop_training = True
-                elif any(workers.any_of(asked())):
-                    raise privacy.Preempted(self.done)
-
         model.fit(
-            _dataset(s, rows, trained, first * per_epoch),
+            _dataset(s, rows, trained, done),
             epochs=math.ceil(s.steps / per_epoch),
             steps_per_epoch=per_epoch,
-            initial_epoch=first,
+            initial_epoch=epochs,
             verbose=0,
             callbacks=[
                 tf.keras.callbacks.BackupAndRestore(
                     os.fspath(backup), delete_checkpoint=False
                 ),
-                Steps(),
+                training.Steps(progress, s.steps, done, asked, state),
                 *callbacks,
             ],
         )
@@ -388,19 +369,6 @@ def _held_out(s: Any, count: int, private: bool) -> np.ndarray:
     return np.linspace(
         0, count - 1, max(0, min(s.validation_pairs, most)), dtype=np.int64
     )
-
-
-def epochs_in(backup: os.PathLike) -> int:
-    """Returns the epochs that the chief's backup has finished.
-
-    Keras restores the number, and starts the dataset at its beginning.
-    """
-    latest = tf.train.latest_checkpoint(os.path.join(backup, "chief"))
-    epochs = 0
-    if latest is not None:
-        name = "ckpt_saved_epoch/.ATTRIBUTES/VARIABLE_VALUE"
-        epochs = int(tf.train.load_variable(latest, name)) + 1
-    return workers.chiefs_number(epochs)
 
 
 def _dataset(

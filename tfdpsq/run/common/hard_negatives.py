@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, Pair, Tokenizer
+from tfdpsq.data import Pair, Tokenizer
 from tfdpsq.evaluation import measures
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Artefact, Corpus
@@ -31,7 +31,6 @@ JUDGED = "judged"
 BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
-# In `contents` are digests of the pairs' own documents, which may be another corpus's.
 _SCHEMA = """
 pragma cache_size = -65536;
 pragma journal_mode = off;
@@ -39,28 +38,27 @@ create table answers (query text, document text, primary key (query, document))
   without rowid;
 create table contents (query text, content blob, primary key (query, content))
   without rowid;
-create table digests (document text primary key, content blob) without rowid;
 create table ranked (query text, document text, score real,
                      primary key (query, document)) without rowid;
-create table candidates (query text, document text, place integer,
-                         primary key (query, place)) without rowid;
-create table texts (document text primary key, text text) without rowid;
+create table wanted (document text primary key) without rowid;
+create table texts (document text primary key, text text);
 """
-_CHOICE = """
-insert into candidates select query, document, place from (
-  select query, document, row_number() over
-    (partition by query order by score desc, {ties}) as place
-  from ranked where query in (select query from answers)
-  and not exists (select 1 from answers where answers.query = ranked.query
-                  and answers.document = ranked.document)
-  and not exists (select 1 from digests join contents using (content)
-                  where digests.document = ranked.document
-                  and contents.query = ranked.query)
-) where place > ? and place <= ?
+_ALSO = """
+insert or ignore into answers select ?1, ?2
+where exists (select 1 from answers where query = ?1)
+"""
+_TEXT = """
+insert or replace into texts select ?1, ?2
+where exists (select 1 from wanted where document = ?1)
+"""
+_WANTED = """
+insert into wanted select document from answers
+union select document from ranked where query in (select query from answers)
 """
 _OTHERS = """
-select {column} from candidates join texts using (document) where query = ?
-order by place
+select document, text from ranked join texts using (document) where query = ?1
+and document not in (select document from answers where query = ?1)
+order by score desc, document {ties}
 """
 
 
@@ -106,8 +104,10 @@ class HardNegativesSettings(settings.Settings):
     )
 
 
-def check(s: Any, given: Given) -> None:
+def check(s: Any, given: Given, protects: bool = True) -> None:
     """Refuses hard negatives that do not fit the pairs.
+
+    `protects` says that the method has a guarantee for units.
 
     Raises:
       InputError: they are for single pairs of a query, of another split, have no
@@ -116,7 +116,7 @@ def check(s: Any, given: Given) -> None:
     own, pairs, run = s.hard_negatives, given["pairs"], given[RUN]
     if run is None:
         return
-    if s.unit == "pair":
+    if protects and s.unit == "pair":
         raise InputError(
             f"unit is 'pair' and hard_negatives.run is {own.run!r}: the negatives of a "
             "pair would depend on the query's other pairs, each of them a unit of its "
@@ -161,7 +161,9 @@ def origin(c: Context) -> str:
     count, mined = f"the {own.count} best after {own.skip}", _mined(run.path)
     if mined is None:
         return f"{count}, from a run declared to be made from {BY_QUERY}"
-    if mined["depends"]["inputs"]["pairs"] != c.inputs["pairs"]:
+    # Of several workers, the others have a workdir and a key of their own.
+    chief = c.devices is None or c.devices.chief
+    if chief and mined["depends"]["inputs"]["pairs"] != c.inputs["pairs"]:
         raise _not_of(run, c.given["pairs"], c.settings.split)
     return f"{count}, mined by {mined['result']['by']} from {BY_QUERY}"
 
@@ -200,98 +202,75 @@ class NegativeTable:
           InputError: a run that has none of the queries.
           DataError: a malformed run, or one that names a document the corpus lacks.
         """
-        own, pairs = c.settings.hard_negatives, c.given["pairs"]
+        s, pairs = c.settings, c.given["pairs"]
+        self._own = own = s.hard_negatives
         self._store = sqlite3.connect("", check_same_thread=False)
         self._store.executescript(_SCHEMA)
+        find = self._store.execute
+        for pair in pairs.load(s.split, s.unit).read():
+            key, content = (pair.query_id, pair.document_id), _digest(pair.document)
+            find("insert or ignore into answers values (?, ?)", key)
+            find("insert or ignore into contents values (?, ?)", (key[0], content))
+        for row in pairs.beir().judgements(s.split) if pairs.raw else ():
+            if row.score > 0:
+                find(_ALSO, (row.query_id, row.document_id))
+        self._add_ranking(pairs, s.split)
+        find(_WANTED)
         corpus = (c.given[CORPUS] or pairs).beir()
-        self._add_answers(pairs, c.settings)
-        self._add_ranking(pairs, c.settings)
-        self._add_digests(corpus)
-        ties = "document" if own.run == JUDGED else "document desc"
-        between = (own.skip, own.skip + own.count)
-        self._store.execute(_CHOICE.format(ties=ties), between)
-        for table in ("ranked", "digests"):
-            self._store.execute(f"delete from {table}")
-        self._add_documents(corpus, own.run)
-        queries = self._store.execute("select distinct query from candidates")
+        for document in corpus.documents():
+            find(_TEXT, (document.id, document.content))
+        self._require_texts(corpus.path)
+        queries = find("select distinct query from answers").fetchall()
         if not any(self.texts(query) for (query,) in queries):
             raise InputError(
                 f"hard_negatives.run {own.run} has no document for any query of "
                 f"{pairs.path}. Mine for these pairs, or lower skip (now {own.skip})."
             )
 
-    def _add_answers(self, pairs: Any, s: Any) -> None:
-        for pair in pairs.load(s.split, s.unit).read():
-            key = (pair.query_id, pair.document_id)
-            self._store.execute("insert or ignore into answers values (?, ?)", key)
-            content = (pair.query_id, _digest(pair.document))
-            self._store.execute("insert or ignore into contents values (?, ?)", content)
-        if pairs.raw:
-            known = (
-                (row.query_id, row.document_id)
-                for row in pairs.beir().judgements(s.split)
-                if row.score > 0
-            )
-            self._store.executemany(
-                "insert or ignore into answers select ?1, ?2 where exists "
-                "(select 1 from answers where query = ?1)",
-                known,
-            )
-
-    def _add_ranking(self, pairs: Any, s: Any) -> None:
+    def _add_ranking(self, pairs: Any, split: str) -> None:
         insert = "insert or ignore into ranked values (?, ?, ?)"
-        if s.hard_negatives.run == JUDGED:
-            judged = pairs.beir().judgements(s.split)
+        if self._own.run == JUDGED:
+            judged = pairs.beir().judgements(split)
             rows = ((r.query_id, r.document_id, 0.0) for r in judged if r.score <= 0)
             self._store.executemany(insert, rows)
             return
-        file = _file_of(s.hard_negatives.run)
+        file = _file_of(self._own.run)
         for line, query, document, score in measures.stream_trec_run(file):
             # trec_eval ranks by float32.
             row = (query, document, float(np.float32(score)))
             if not self._store.execute(insert, row).rowcount:
                 raise measures.repeated_hit(file, line, query, document)
 
-    def _add_digests(self, corpus: BeirDirectory) -> None:
-        """Reads what the documents hold, so that copies of answers are known."""
-        self._store.executemany(
-            "insert or ignore into digests values (?, ?)",
-            ((each.id, _digest(each.content)) for each in corpus.documents()),
-        )
-        self._store.execute(
-            "insert or ignore into contents select query, content from answers "
-            "join digests using (document)"
-        )
-
-    def _add_documents(self, corpus: BeirDirectory, run: str) -> None:
-        self._store.execute("create index wanted on candidates (document)")
-        self._store.executemany(
-            "insert or replace into texts select ?1, ?2 where exists "
-            "(select 1 from candidates where document = ?1)",
-            ((each.id, each.content) for each in corpus.documents()),
-        )
+    def _require_texts(self, corpus: os.PathLike) -> None:
         (missing,) = self._store.execute(
-            "select min(document) from candidates "
-            "where document not in (select document from texts)"
+            "select min(document) from ranked where query in (select query from "
+            "answers) and document not in (select document from texts)"
         ).fetchone()
         if missing is not None:
             raise DataError(
-                run,
-                f"document {missing!r} is not in {corpus.path}",
+                self._own.run,
+                f"document {missing!r} is not in {corpus}",
                 "Set hard_negatives.corpus to the documents that the run was made on.",
             )
 
     def texts(self, query: str) -> list[str]:
         """Returns the contents of a query's hard negatives, hardest first."""
-        return self._others("text", query)
+        return [text for _, text in self._others(query)]
 
     def ids(self, query: str) -> list[str]:
         """Returns the ids of a query's hard negatives, hardest first."""
-        return self._others("document", query)
+        return [document for document, _ in self._others(query)]
 
-    def _others(self, column: str, query: str) -> list[str]:
-        found = self._store.execute(_OTHERS.format(column=column), (query,))
-        return [value for (value,) in found]
+    def _others(self, query: str) -> list[tuple[str, str]]:
+        find, own = self._store.execute, self._own
+        answers = "select text from answers join texts using (document) where query = ?"
+        known = {_digest(text) for (text,) in find(answers, (query,))}
+        contents = find("select content from contents where query = ?", (query,))
+        known.update(content for (content,) in contents)
+        ties = "asc" if own.run == JUDGED else "desc"
+        ranked = find(_OTHERS.format(ties=ties), (query,))
+        found = [row for row in ranked if _digest(row[1]) not in known]
+        return found[own.skip : own.skip + own.count]
 
 
 def _digest(text: str) -> bytes:

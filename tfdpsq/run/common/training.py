@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.frame import records, runs, settings
 from tfdpsq.run.frame.artefacts import Artefact, Rows
-from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.places import Privacy, open_private
 from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, setting
@@ -557,6 +559,63 @@ def certificate_of(
         private_reads=records.private_reads(c.place.private).entries,
         **stated,
     )
+
+
+# -- Training by `fit`, without a guarantee --------------------------------------------
+
+
+def open_backup(c: Context, per_epoch: int) -> tuple[pathlib.Path, int]:
+    """Opens the directory of a run's backups; the runner removes it at the end.
+
+    A backup of other settings or inputs is not taken up.
+
+    Args:
+      c: of the stage.
+      per_epoch: steps of an epoch, after which `BackupAndRestore` saves.
+
+    Returns:
+      The directory, and the epochs that the chief's backup there has finished. Keras
+      restores the number, and starts the data at their beginning.
+    """
+    own = records.digest([c.depends, per_epoch])[:16]
+    backup = open_private(c.place.run / "backup" / own)
+    latest = tf.train.latest_checkpoint(os.fspath(backup / "chief"))
+    epochs = 0
+    if latest is not None:
+        name = "ckpt_saved_epoch/.ATTRIBUTES/VARIABLE_VALUE"
+        epochs = int(tf.train.load_variable(latest, name)) + 1
+    with c.scope():
+        return backup, workers.chiefs_number(epochs)
+
+
+class Steps(tf.keras.callbacks.Callback):
+    """Shows every step of `fit`; ends it after the last one, or on a signal."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        steps: int,
+        done: int,
+        asked: Callable[[], bool],
+        state: Sequence[tf.Variable],
+    ):
+        """Takes the numbers of all steps and of those done, and what a backup holds."""
+        super().__init__()
+        self._progress, self._asked, self._state = progress, asked, state
+        self._steps, self._done = steps, done
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Gives the chief's backup to the other workers; it alone has restored one."""
+        workers.copy_from_chief(self._state)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Raises `Preempted` if any worker was asked to end."""
+        self._done += 1
+        self._progress(self._done, logs["loss"])
+        if self._done >= self._steps:
+            self.model.stop_training = True
+        elif any(workers.any_of(self._asked())):
+            raise privacy.Preempted(self._done)
 
 
 # -- Optimizer -------------------------------------------------------------------------

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq import privacy
 from tfdpsq.data import Document, RowStore, Tokenizer, train_vocabulary, write_rows
 from tfdpsq.data.beir import read_documents
 from tfdpsq.data.io import read_json, write_json
@@ -34,11 +33,11 @@ from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import workers
+from tfdpsq.privacy import optimizers
 from tfdpsq.run.common import training
-from tfdpsq.run.frame import records, settings
+from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import PYDOCS, Corpus, File, Generator
-from tfdpsq.run.frame.places import Privacy, open_private
+from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -126,8 +125,8 @@ class Pretrain(Stage):
             queries = Sentences(c.given["data"].beir().queries().values())
             for text in c.given["texts"]:
                 refuse_recurring(text.path, queries)
-        # Of another run, what is kept would be taken up as this one's.
-        own = open_private(c.place.run / "backup" / records.digest(c.depends)[:16])
+        # Of several workers all have the chief's number of epochs.
+        own, epochs = training.open_backup(c, min(s.save_every, s.steps))
         tokenizer = Tokenizer(_vocabulary(c, own))
         tf.keras.utils.set_random_seed(s.seed)
         with c.scope():
@@ -138,7 +137,7 @@ class Pretrain(Stage):
                 model = T5QueryGenerator(T5Config(**vars(s.t5)), s.dtype)
         tokenizer.require_embeddings(model.config.vocabulary_size)
         stores = {name: _rows(c, own, tokenizer, name) for name in _SHARES}
-        record = _fit(c, own, model, stores)
+        record = _fit(c, own, epochs, model, stores)
         if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
             raise InputError(
                 "training diverged: the weights hold NaN or infinity. Lower "
@@ -221,6 +220,7 @@ def _rows(c: Context, own: pathlib.Path, tokenizer: Tokenizer, name: str) -> Row
 def _fit(
     c: Context,
     own: pathlib.Path,
+    epochs: int,
     model: T5QueryGenerator,
     stores: dict[str, RowStore],
 ) -> dict[str, Any]:
@@ -253,59 +253,44 @@ def _fit(
             )
         trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
         trainer.compile(optimizer, jit_compile=s.jit_compile)
-        recording = _Record(own / "record.json", s.steps, every, bar, asked)
-        first = pretraining.epochs_in(own / "backup") * every
+        slots = optimizers.build(optimizer, model.trainable_variables)
+        state = [*model.variables, *slots]
+        recording = _Record(own / "record.json", epochs, every)
+        backup = tf.keras.callbacks.BackupAndRestore(
+            os.fspath(own), delete_checkpoint=False
+        )
+        steps = training.Steps(bar, s.steps, epochs * every, asked, state)
         batches = pretraining.Batches(stores["pairs"], s.batch_size, s.seed)
         trainer.fit(
-            batches.dataset(first, s.steps),
+            batches.dataset(epochs * every, s.steps),
             epochs=s.steps // every,
             steps_per_epoch=every,
             validation_data=tf.data.Dataset.from_tensor_slices(held_out).batch(
                 size, drop_remainder=True
             ),
             verbose=0,
-            # An epoch is recorded before it is in a backup.
-            callbacks=[
-                recording,
-                tf.keras.callbacks.BackupAndRestore(
-                    os.fspath(own / "backup"), delete_checkpoint=False
-                ),
-            ],
+            # Restored before it is copied; an epoch is in the record before a backup.
+            callbacks=[recording, backup, steps],
         )
     return recording.record
 
 
 class _Record(tf.keras.callbacks.Callback):
-    """Records each epoch's losses; ends at a preemption notice.
+    """Records the losses of each epoch.
 
     `record` has the "steps" of the epochs' ends, their mean "losses", and what
     "held_out" rows measure.
     """
 
-    def __init__(
-        self, file: pathlib.Path, steps: int, every: int, bar: Any, asked: Any
-    ):
+    def __init__(self, file: pathlib.Path, epochs: int, every: int):
         super().__init__()
-        self._file, self._steps, self._every = file, steps, every
-        self._bar, self._asked = bar, asked
-        self._epoch: int | None = None
+        self._file, self._every = file, every
         self.record: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
-        if file.is_file():
-            self.record = read_json(file, "Remove it, and the run begins again")
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self._epoch is None:
-            if epoch:
-                logging.info("going on after step %d", epoch * self._every)
+        if epochs:
+            logging.info("going on after step %d", epochs * every)
+            found = read_json(file, "Remove its directory to begin again")
             # The backup may be older than the last measurements.
-            self.record = {name: rows[:epoch] for name, rows in self.record.items()}
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        done = (self._epoch or 0) * self._every + int(batch) + 1
-        self._bar(done, logs["loss"])
-        if any(workers.any_of(self._asked())) and done < self._steps:
-            raise privacy.Preempted(done)
+            self.record = {name: rows[:epochs] for name, rows in found.items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         done = (epoch + 1) * self._every

@@ -148,7 +148,7 @@ class TrainRetriever(training.Training):
         if not _trains(s):
             return
         training.require_steps(s)
-        hard_negatives.check(s, given)
+        hard_negatives.check(s, given, protects=s.method != PLAIN)
         if s.method == PLAIN:
             self._check_plain(s, given)
             return
