@@ -73,7 +73,7 @@ class Convert(Stage):
     def check(self, s: Settings, given: Given) -> None:
         """Compares the format with the input and the dtype."""
         source = given["input"]
-        formats = _T5
+        formats: tuple[str, ...] = _T5
         if isinstance(source, (Retriever, SyntheticSet)):
             formats = _RETRIEVER if isinstance(source, Retriever) else (PARQUET,)
         if s.format not in formats:
