@@ -35,7 +35,7 @@ ROWS = [
     # Configs.
     ("finetune --config=@/none.py --workdir=@/out", "none.py"),
     ("finetune --config=@/text.py --workdir=@/out", "text.py:1"),
-    ("mine --workdir=@/out --config=@/must.py", "k is a placeholder"),
+    ("mine --workdir=@/out --config=@/must.py", "must.py: the config fails"),
     # Flags and places.
     ("mine", "--workdir"),
     ("mine --workdir=@/out --wrokdir=x", "--workdir"),

@@ -11,7 +11,6 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.run.frame import command, pipeline, settings
 from tfdpsq.run.frame.artefacts import (
     MARK_FILE,
-    Artefact,
     Corpus,
     Generator,
     Output,
@@ -52,9 +51,11 @@ def _given(s, **changed):
 def test_path_setting_does_not_hide_what_is_private(name, setting):
     stage, made = STAGES[name], framed.certificate(8.0)
     s = stage.Settings()
-    private = Artefact("p", Privacy.PRIVATE)
+    rules = {name: rule for name, _, rule in settings.paths_of(s)}
+    kind = rules[setting].kind
+    private = kind("p", Privacy.PRIVATE)
     assert stage.privacy(s, _given(s, **{setting: private})) == Privacy.PRIVATE
-    certified = Artefact("p", Privacy.CERTIFIED, made, {}, made["digest"])
+    certified = kind("p", Privacy.CERTIFIED, made, {}, made["digest"])
     given = _given(s, **{setting: certified})
     if stage.privacy(s, given) == Privacy.CERTIFIED:
         assert stage.certificate(s, given)["digest"] == made["digest"]

@@ -84,8 +84,9 @@ class _Outer(settings.Settings):
 def test_nested_settings_come_from_a_config_and_are_named_by_their_place():
     config = settings.config_of(_Outer)
     assert config.train.epsilon == 3.0
-    config.train.epsilon, config.systems = "inf", {"b": "there"}
-    made = settings.from_config(_Outer, config)
+    config.systems = {"b": "there"}
+    given = {**config.to_dict(), "train": {"epsilon": "inf"}}
+    made = settings.from_config(_Outer, given)
     assert made.train.epsilon == math.inf and made.systems == {"b": "there"}
     assert settings.from_config(_Outer, {"train": {"kind": "b"}}).train.epsilon == 3.0
     for change, message in (
@@ -129,6 +130,8 @@ def test_shipped_config_is_sound_and_has_nothing_without_effect(file):
     spec = importlib.util.find_spec(f"tfdpsq.run.stages.{file}")
     names = [file] if spec else ["pipeline", "finetune", "reproduce", "pretrain"]
     failed = []
+    if "adapter_epsilons" in config:  # made before the job
+        config.embeddings = "given"
     for name in names:
         try:
             settings.from_config(command.stage(name).Settings, config)

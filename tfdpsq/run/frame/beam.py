@@ -85,7 +85,8 @@ def run(
         pipeline.run().wait_until_finish()
     except Exception as error:
         # A worker's error arrives as text.
-        messages = re.findall(r"(?:InputError|DataError): (.+)", str(error))
+        kinds = r"(?:InputError|DataError): (.+?)(?: \[while running .*)?$"
+        messages = re.findall(kinds, str(error), re.MULTILINE)
         if not messages:
             raise
         raise validation.InputError(messages[-1]) from error

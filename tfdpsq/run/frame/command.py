@@ -147,8 +147,11 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     file, words = _without_config(words)
     given = load(file) if file else settings.config_of(made.Settings)
     _require_known(given, made, words)
-    holder = config_flags.DEFINE_config_dict("config", given, flag_values=own)
-    rest = _parse(own, [made.name, *map(_with_infinity, words)], has)
+    words = [made.name, *map(_with_infinity, words)]
+    holder = config_flags.DEFINE_config_dict(
+        "config", given, flag_values=own, sys_argv=words
+    )
+    rest = _parse(own, words, has)
     s = settings.from_config(made.Settings, holder.value)
     place = places.Place.of(own["workdir"].value, getattr(made, "anywhere", False))
     with _devices(own, made) as devices:
@@ -267,6 +270,7 @@ def load(path: str) -> ml_collections.ConfigDict:
         config = found(*arguments)
         if not isinstance(config, ml_collections.ConfigDict):
             raise InputError("get_config() must return a ConfigDict")
+        config.to_dict()  # fails at a placeholder
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == file]

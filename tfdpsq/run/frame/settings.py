@@ -280,13 +280,7 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
             )
     values = {}
     for name in config:
-        try:
-            value = config[name]
-        except ml_collections.config_dict.RequiredValueError as error:
-            raise InputError(
-                f"{where}{name} is a placeholder. Give --config.{where}{name}=VALUE."
-            ) from error
-        default = default_of(fields[name])
+        value, default = config[name], default_of(fields[name])
         if isinstance(default, Settings) and not isinstance(value, Settings):
             inside = {**config_of(default), **value}
             value = from_config(type(default), inside, f"{where}{name}.")
