@@ -1,6 +1,7 @@
 """`prepare` on documents that give no public query."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -45,14 +46,16 @@ def test_release_is_the_same_whatever_people_asked(tmp_path):
     made = []
     for name, asked in (("one", words), ("other", ["zyx" * n for n in range(1, 9)])):
         ids = [f"q{n}" for n in range(len(asked))]
+        pairs = tmp_path / "pairs"
+        shutil.rmtree(pairs, ignore_errors=True)
         write_beir(
-            tmp_path / name,
+            pairs,
             documents,
             [*zip(ids, asked)],
             {split: [(each, "d0", 1) for each in ids] for split in ("train", "test")},
         )
-        out, given = tmp_path / "release" / name, str(tmp_path / name)
-        framed.run(STAGE, out, data=given, vocabulary_size=300)
+        out = tmp_path / "release" / name
+        framed.run(STAGE, out, data=str(pairs), vocabulary_size=300)
         files = {path.relative_to(out): path for path in out.rglob("*")}
         made.append(
             {

@@ -160,7 +160,7 @@ class Synthesize(runner.ShardedStage):
         certificate = self.certificate(c.settings, c.given)
         manifest = write_synthetic(
             c.out / SET,
-            _rows(made, numbered=c.given["histogram"] is not None),
+            _rows(made, numbered=c.given.get("histogram") is not None),
             provenance={**c.provenance(), "private_reads": reads},
             certificate=certificate,
             shards=c.settings.shards,
@@ -178,7 +178,7 @@ class Synthesize(runner.ShardedStage):
 
     def _rates(self, c: Context) -> documents.Rates | None:
         """Returns how many queries a document gets by the histogram."""
-        given, s = c.given["histogram"], c.settings
+        given, s = c.given.get("histogram"), c.settings
         if given is None:
             return None
         histogram = documents.Histogram.load(given.path)
