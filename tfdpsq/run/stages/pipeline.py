@@ -451,6 +451,10 @@ class _Steps:
             "baseline": PUBLIC,
             "baselines": dict.fromkeys([n for n in embedded if n != ENCODER], ENCODER),
         }
+        if not self.generated:  # these settings are of the examples alone
+            default = evaluate.STAGE.Settings()
+            given.update(similarity_split=default.similarity_split)
+            given.update(similarity=default.similarity)
         if rerankers and not own.rerank.baseline:
             given["rerank.baseline"] = f"{RERANKED}_{PUBLIC}"
         if s.fit_rerank:

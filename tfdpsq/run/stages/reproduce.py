@@ -227,21 +227,25 @@ class _Rows:
 
     def measure(self, seed: int) -> None:
         """Adds what the tables measure of one seed's rows."""
-        own = self.job.evaluate
-        none = {"baseline": "", "rerankers": {}, "baselines": {}}
-        none["fusion"] = dataclasses.replace(own.fusion, base="")
+        own, default = self.job.evaluate, evaluate.STAGE.Settings()
+        shared = "k index dtype resamples seed batch_size shard_documents".split()
+        common = {name: getattr(own, name) for name in shared}
         compared = {r.name: self._set(r, seed) for r in self.of(SIMILARITY, EXAMPLES)}
         searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
-        if searched or self.of(SIMILARITY):
-            given = {"data": self._data, "systems": {BM25: BM25, **searched}, **none}
-            given["synthetic"] = {r.name: compared[r.name] for r in self.of(SIMILARITY)}
-            self._step(f"seed{seed}_retrieval", evaluate.STAGE, own, given)
+        similar = {row.name: compared[row.name] for row in self.of(SIMILARITY)}
+        if searched or similar:
+            given = {"data": self._data, "systems": {BM25: BM25, **searched}, **common}
+            given.update(split=own.split, synthetic=similar)
+            if similar:
+                given.update(similarity_split=own.similarity_split)
+                given.update(similarity=own.similarity)
+            self._step(f"seed{seed}_retrieval", evaluate.STAGE, default, given)
         systems = {r.name: self._retriever(r, seed) for r in self.of(ZERO_SHOT)}
         if systems and not self._sets:
             raise InputError("sets holds none, for the zero-shot tables. Give some.")
         if systems:
-            given = {"systems": systems, "sets": self._sets, **none, "synthetic": {}}
-            self._step(f"seed{seed}_zero_shot", evaluate.STAGE, own, given)
+            given = {"systems": systems, "sets": self._sets, **common}
+            self._step(f"seed{seed}_zero_shot", evaluate.STAGE, default, given)
 
     def audit(self, row: Row) -> None:
         """Adds a generator that is trained on canaries, and its audit."""
