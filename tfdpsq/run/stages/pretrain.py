@@ -290,7 +290,7 @@ class _Record(tf.keras.callbacks.Callback):
             logging.info("going on after step %d", epochs * every)
             found = read_json(file, "Remove its directory to begin again")
             # The backup may be older than the last measurements.
-            self.record = {name: rows[:epochs] for name, rows in found.items()}
+            self.record = {name: found[name][:epochs] for name in self.record}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         done = (epoch + 1) * self._every
