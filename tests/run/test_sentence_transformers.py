@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.convert import RETRIEVERS, convert
-from tfdpsq.run.core import layout
+from tfdpsq.run.stages.convert import STAGE
 from tfdpsq.validation import DataError, InputError
 
 TEXTS = ["who sorts it 3", "", "It reads the matrix twice and gives back a list " * 4]
@@ -23,24 +23,22 @@ def base(tmp_path_factory):
     """A retriever as `train_retriever` leaves it, and its conversion."""
     base = tmp_path_factory.mktemp("sentence")
     _tiny.write_start(base, "1.1", dropout=0.1, layers=2)
-    rows = ((f"who sorts {i}", f"d{i}", f"It sorts {i}.") for i in range(8))
-    _tiny.write_set(base / "set", rows)
-    _train(base, "trained", init=str(base / "public"))
-    convert(base / "trained", base / "converted", RETRIEVERS)
+    _write(base, "trained", base / "public", embedding_dim=12)
+    convert(base / "trained", base / "converted")
     return base
 
 
-def _train(base, name, **options):
-    model, _ = _tiny.train_retriever(
-        base / name,
-        options,
-        pairs=str(base / "set"),
-        document_length=24,
-        query_length=10,
-        embedding_dim=12,
-        batch_size=4,
-        steps=0,
-    )
+def convert(source, out, **changes):
+    given = {"input": str(source), "format": "sentence-transformers", **changes}
+    return framed.run(STAGE, out, **given)
+
+
+def _write(base, name, init, **options):
+    """Writes a retriever that starts with other weights; returns it."""
+    lengths = {"document_length": 24, "query_length": 10}
+    model = retriever.TwoTower.from_preset(init, **lengths, **options)
+    (base / name).mkdir()
+    retriever.save(model, base / name / "model")
     return model
 
 
@@ -104,15 +102,14 @@ def _numpy_embeddings(directory):
 
 def test_a_converted_retriever_has_the_same_embeddings(base):
     """By numpy from its files; and again as a start of training."""
-    model = retriever.load(base / "trained" / layout.RETRIEVER_MODEL)
+    model = retriever.load(base / "trained" / "model")
     ours = _embedded(model, base)
     np.testing.assert_allclose(ours, _numpy_embeddings(base / "converted"), atol=1e-5)
-    again = _train(base, "again", init=str(base / "converted"))
+    again = _write(base, "again", base / "converted")
     np.testing.assert_array_equal(_embedded(again, base), ours)
     modules = json.loads((base / "converted" / "modules.json").read_text())
     kinds = [each["type"].rpartition(".")[2] for each in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
-    assert json.loads((base / "again" / "stage.json").read_text())["inputs"]["init"]
 
 
 @pytest.mark.parametrize(
@@ -134,23 +131,22 @@ def test_another_encoder_is_refused_by_what_makes_it_one(base, tmp_path, file, c
 def test_another_model_than_the_settings_make_and_two_towers_are_refused(
     base, tmp_path
 ):
-    converted, out = str(base / "converted"), tmp_path / "out"
     for options, message in (
         ({"embedding_dim": 8}, "embedding_dim is 8, but .* has 12"),
         ({"pooling": "first"}, "pooling is 'first', but .* has 'mean'"),
     ):
         with pytest.raises(InputError, match=message):
-            _train(tmp_path, "x", pairs=str(base / "set"), init=converted, **options)
-    for source, options, message in (
-        (base / "public", {}, "public is not a retriever"),
-        (base / "trained", {"dtype": "bfloat16"}, "transformers is 'bfloat16'"),
+            _write(tmp_path, "x", base / "converted", **options)
+    for source, changes, message in (
+        (base / "public", {}, "format is 'sentence-transformers', but .*public"),
+        (base / "trained", {"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
     ):
         with pytest.raises(InputError, match=message):
-            convert(source, out, RETRIEVERS, **options)
-    _train(base, "two", init=str(base / "public"), shared=False)
+            convert(source, tmp_path / "out", **changes)
+    _write(base, "two", base / "public", shared=False)
     with pytest.raises(InputError, match="one encoder for both"):
-        convert(base / "two", out, RETRIEVERS)
-    assert not list(tmp_path.iterdir())
+        convert(base / "two", tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "x").exists()
 
 
 def test_the_tokenizer_for_transformers_has_the_same_pieces(base):
