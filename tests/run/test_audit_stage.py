@@ -24,7 +24,7 @@ from tfdpsq.run.stages.train_retriever import STAGE as TRAIN_RETRIEVER
 from tfdpsq.validation import InputError
 
 # The first test waits for a training, a synthesis and an audit.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TRIALS, CANDIDATES, COINS = 2, 20, 30
 
 
