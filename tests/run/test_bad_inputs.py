@@ -5,10 +5,12 @@ TensorFlow takes seconds.
 """
 
 import contextlib
+import functools
 import io
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -138,16 +140,20 @@ def test_stage_that_is_asked_to_end_ends_with_75(base, number, tmp_path):
         "\n\ndef get_config():\n    BeirDirectory.documents = documents\n"
         "    return mine.STAGE.config()\n"
     )
-    process = _command(
-        *("-m", "tfdpsq.run", "mine", f"--config={config}"),
-        f"--workdir={tmp_path / 'private' / 'out'}",
-        f"--config.pairs={base / 'pairs'}",
-    )
-    deadline = time.monotonic() + 60
-    while "here" not in process.said()[1]:
-        assert process.poll() is None and time.monotonic() < deadline, process.said()
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    words = [sys.executable, "-m", "tfdpsq.run", "mine", f"--config={config}"]
+    words += [f"--workdir={tmp_path / 'private' / 'out'}"]
+    with open(tmp_path / "errors", "w+") as file:
+        process = subprocess.Popen(  # not forked: what handles signals is imported
+            [*words, f"--config.pairs={base / 'pairs'}"],
+            cwd=ROOT,
+            stderr=file,
+            preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
+        )
+        while "here" not in (tmp_path / "errors").read_text():
+            assert process.poll() is None, (tmp_path / "errors").read_text()
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.wait(timeout=60)
+    errors = (tmp_path / "errors").read_text()
     assert process.returncode == 75, errors
     assert "Traceback" not in errors

@@ -8,9 +8,7 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-from tfdpsq.data import atomic_write
-from tfdpsq.data.io import write_json
-from tfdpsq.data.lines import read_objects
+from tfdpsq.data.io import atomic_write, read_objects, write_json
 from tfdpsq.run.frame.artefacts import MARK_FILE
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import DataError
@@ -90,7 +88,7 @@ def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:
 def read_canaries(directory: str | os.PathLike) -> list[Canary]:
     """Reads what the stage `canaries` wrote; raises DataError for a damaged line."""
     path, found = pathlib.Path(directory) / CANARIES_FILE, []
-    for line, fields in read_objects(path):
+    for line, _, fields in read_objects(path):
         try:
             candidates = tuple(fields.pop("candidates"))
             found.append(Canary(candidates=candidates, **fields))

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tfdpsq.data import io, sets, tables
-from tfdpsq.data.lines import read_lines
 from tfdpsq.run.frame import artefacts, records
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Privacy
@@ -104,7 +103,7 @@ class CorpusPart:
           DataError: at the first record that is malformed.
         """
         if self.name.removesuffix(".gz").endswith(_LINES):
-            yield from (text for _, text in read_lines(self.name))
+            yield from (text for _, _, text in io.read_lines(self.name))
             return
         for path, number, (text,) in tables.read_rows(self.name, [field]):
             if not isinstance(text, str):

@@ -28,7 +28,7 @@ from tfdpsq.data import (
     read_manifest,
     read_synthetic,
 )
-from tfdpsq.data.pairs import PairTable
+from tfdpsq.data.beir import PairTable
 from tfdpsq.data.sets import PART_FILE
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import corpus, places, records

@@ -85,8 +85,10 @@ def run(
         pipeline.run().wait_until_finish()
     except Exception as error:
         # A worker's error arrives as text.
-        kinds = r"(?:InputError|DataError): (.+?)(?: \[while running .*)?$"
-        messages = re.findall(kinds, str(error), re.MULTILINE)
+        text = re.sub(r" \[while running .*", "", str(error))
+        messages = re.findall(r"(?:InputError|DataError): (.+)", text)
+        if isinstance(error, validation.InputError):  # of a thread of this process
+            messages = [text]
         if not messages:
             raise
         raise validation.InputError(messages[-1]) from error

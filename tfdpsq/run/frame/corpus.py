@@ -10,10 +10,8 @@ import os
 from collections.abc import Iterator
 
 from tfdpsq.data import io
-from tfdpsq.data.beir import read_documents
-from tfdpsq.data.lines import raw_lines
+from tfdpsq.data.beir import locate_documents
 from tfdpsq.data.texts import Document, documents_fingerprint
-from tfdpsq.validation import DataError
 
 FILES = ("corpus.jsonl", "corpus.jsonl.gz")
 
@@ -25,7 +23,7 @@ class Scan:
     Attributes:
       file: the corpus.
       fingerprint: of its documents, see `documents_fingerprint`.
-      lines: number of lines before each document, and before the end.
+      lines: number of lines before each document.
       offsets: number of bytes before each, uncompressed.
     """
 
@@ -92,8 +90,8 @@ class Parts:
         """Streams a part's documents; raises DataError at a malformed line."""
         start, line, offset = self.starts[index]
         stop = self.starts[index + 1][0]
-        found = read_documents(self.file, raw=raw_lines(self.file, offset, line))
-        for number, document in zip(range(start, stop), found):
+        found = locate_documents(self.file, offset=offset, line=line)
+        for number, (_, _, document) in zip(range(start, stop), found):
             due = (number + 1) * self.taken // self.total
             if due > number * self.taken // self.total:
                 if self.only is None or document.id in self.only:
@@ -123,23 +121,14 @@ def _state(file: str) -> tuple[int, int]:
 @functools.lru_cache(maxsize=2)
 def _scanned(file: str, size: int, modified: int) -> Scan:
     lines, offsets = array.array("q"), array.array("q")
-    line = offset = end = 0
-
-    def raw() -> Iterator[tuple[int, bytes]]:
-        nonlocal line, offset, end
-        for number, data in raw_lines(file):
-            line, offset, end = number - 1, end, end + len(data)
-            yield number, data
 
     def documents() -> Iterator[Document]:
-        for document in read_documents(file, raw=raw()):
-            lines.append(line)
+        for line, offset, document in locate_documents(file):
+            lines.append(line - 1)
             offsets.append(offset)
             yield document
 
     fingerprint = documents_fingerprint(documents())
-    if not lines:
-        raise DataError(file, "holds no document", "Add at least one line")
-    lines.append(lines[-1] + 1)
-    offsets.append(end)
+    lines.append(lines[-1])  # where a part after the last would begin
+    offsets.append(offsets[-1])
     return Scan(file, fingerprint, lines, offsets)

@@ -27,8 +27,7 @@ import numpy as np
 import tqdm
 
 from tfdpsq import evaluation, words
-from tfdpsq.data import atomic_write
-from tfdpsq.data.io import write_json
+from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.run.common.text_corpus import CorpusPart, Texts, corpus_parts
 from tfdpsq.run.frame import runner, settings, shards
 from tfdpsq.run.frame.artefacts import Corpus, Pairs

@@ -174,7 +174,9 @@ class Synthesize(runner.ShardedStage):
         """Returns the ids of the documents to write for; `None` for all."""
         if c.settings.documents == "corpus":
             return None
-        return c.given["corpus"].beir().answered(c.settings.split)
+        qrels = c.given["corpus"].beir().qrels(c.settings.split)
+        judged = (row.items() for row in qrels.values())
+        return frozenset(name for row in judged for name, score in row if score > 0)
 
     def _rates(self, c: Context) -> documents.Rates | None:
         """Returns how many queries a document gets by the histogram."""
