@@ -1,8 +1,7 @@
 """Retrievers on the test queries of a BEIR directory.
 
     python -m tfdpsq.run.evaluate --config=configs/evaluate.py --workdir=OUT \
-        --config.data=BEIR --config.vocabulary=SPIECE_MODEL \
-        --config.systems.mine=RETRIEVER
+        --config.data=BEIR --config.systems.mine=RETRIEVER
 
 Duration: not stated.
 Result: `metrics.json`; figures of several jobs are in tests/benchmarks/README.md.

@@ -8,7 +8,7 @@ Result: not run here as it is. Of 9,600 queries, BM25's round trip among ten kep
 and NDCG@10 went from .2747 to .2779 (± .006; tests/benchmarks/README.md).
 
 For a round trip by a retriever that was trained on the same set:
---config.round_trip.retriever=RETRIEVER --config.round_trip.vocabulary=SPIECE_MODEL
+--config.round_trip.retriever=RETRIEVER
 """
 
 from tfdpsq.run import filter as filter_stage

@@ -39,7 +39,7 @@ def get_config():
         stage.n_is_public = True
 
     lengths = {"document_length": 96, "query_length": 24}
-    for stage in (config.pretrain, config.finetune, config.synthesize):
+    for stage in (config.pretrain, config.finetune):
         stage.update(lengths)
 
     # The shipped T5 was trained on pydocs' documents already.
@@ -55,7 +55,7 @@ def get_config():
     config.finetune.clip_norm = 0.1
 
     config.synthesize.max_documents = 6400  # as many as a retriever's steps read
-    config.synthesize.query_length = 20
+    config.synthesize.max_length = 20
 
     for stage in (config.retriever, config.direct):
         stage.update(lengths)

@@ -1,8 +1,7 @@
 """Retrievers on public test sets, by default the paper's eleven.
 
     python -m tfdpsq.run.zero_shot --config=configs/zero_shot.py --workdir=OUT \
-        --config.root=BEIR_SETS --config.vocabulary=SPIECE_MODEL \
-        --config.systems.mine=RETRIEVER
+        --config.root=BEIR_SETS --config.systems.mine=RETRIEVER
 
 Duration: not run here.
 Result: not run here.

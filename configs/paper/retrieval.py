@@ -108,7 +108,7 @@ def get_config(row):
     # BLEU of a synthetic query is against the original one of the same document.
     config.evaluate.similarity_split = "train"
     lengths = {"document_length": 384, "query_length": 128}
-    for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
+    for stage in (config.finetune, config.retriever, config.direct):
         stage.update(lengths)
 
     # The version of 2024 gives the bare document, that of 2023 a prompt before it.

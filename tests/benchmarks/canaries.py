@@ -87,7 +87,7 @@ def run(options):
         finetune.run(training, generator)
         tf.keras.backend.clear_session()
         writing = job.synthesize
-        writing.update(generator=str(generator), corpus=data, query_length=24)
+        writing.update(generator=str(generator), corpus=data, max_length=24)
         writing.max_documents = options.documents
         written = private / f"synthetic_{name}"
         synthesize.run(writing, written)

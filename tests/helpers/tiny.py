@@ -99,7 +99,7 @@ def tiny_config(data, embedded=None):
     config.pretrain.update(lengths)
     config.pretrain.steps = 3
     config.pretrain.held_out_one_in = 8
-    config.pretrain.pair_rows = config.pretrain.text_rows = 4
+    config.pretrain.batch_size = 8
     for stage in (config.finetune,):
         stage.t5.update(t5)
         stage.update(lengths)
@@ -108,10 +108,9 @@ def tiny_config(data, embedded=None):
         stage.steps = 3
         stage.accountant = "rdp"
         stage.n_is_public = True
-    config.synthesize.update(lengths)
     # Long enough for canaries, of a vocabulary that has no words for digits.
     config.audit_epsilons = (8.0,)
-    config.finetune.query_length = config.synthesize.query_length = 48
+    config.finetune.query_length = 48
     config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
     config.canaries.coins = 24
     config.audit.update(samples_per_document=1, members=10, batch_size=16)
@@ -151,7 +150,7 @@ def _start(version, dropout, layers=1, vocabulary=320, further=(), **counts):
     import tensorflow as tf
 
     from tfdpsq.data import train_vocabulary
-    from tfdpsq.generator import T5QueryGenerator
+    from tfdpsq.generator import Preprocessor, T5QueryGenerator
     from tfdpsq.layers import T5Config
 
     made = tempfile.TemporaryDirectory(prefix="tiny")  # as long as the process
@@ -162,7 +161,8 @@ def _start(version, dropout, layers=1, vocabulary=320, further=(), **counts):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     shape = T5Config(vocabulary + 10, layers, 2, 16, 24, 8, version, dropout=dropout)
-    T5QueryGenerator(shape).save_to_huggingface(base / "public", base / "spiece.model")
+    own = Preprocessor(base / "spiece.model", document_length=48, query_length=12)
+    T5QueryGenerator(shape, preprocessor=own).save_to_huggingface(base / "public")
     return made, tuple(queries)
 
 

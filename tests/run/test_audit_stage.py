@@ -35,8 +35,6 @@ def base(tmp_path_factory):
     settings.update(
         generator=str(base / "private" / "generator"),
         corpus=str(base / "pairs"),
-        document_length=64,
-        query_length=48,
         batch_size=16,
         max_documents=32,
     )
@@ -206,8 +204,7 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
         generator=str(base / "private" / "generator"),
         synthetic=str(tmp_path / "set"),
     )
-    trained = audit_subject.training_of(config.generator, config.canaries)
-    found = audit_subject.load(config, trained, [], [])
+    found = audit_subject.load(config, [], [])
     assert found.queries == [("d3", "open a file")]
 
 
@@ -263,12 +260,14 @@ def test_worthless_audits_are_refused(base, options, message):
 
 def test_secrets_that_would_be_cut_are_refused(base):
     made = canary_set.read_canaries(base / "private" / "canaries")
-    tokenizer = Tokenizer(base / "spiece.model")
     documents = BeirDirectory(base / "pairs").documents()
-    with pytest.raises(InputError, match="secret has more than doc"):
-        text_scores.require_whole_canaries(made, documents, tokenizer, 48, 16)
-    with pytest.raises(InputError, match="more than query_length = 8 tokens"):
-        text_scores.require_whole_canaries(made, (), tokenizer, 8, 64)
+    for lengths, message in (
+        ((16, 48), "secret has more than doc"),
+        ((64, 8), "more than query_length = 8 tokens"),
+    ):
+        own = Preprocessor(base / "spiece.model", "generate_query: ", *lengths)
+        with pytest.raises(InputError, match=message):
+            text_scores.require_whole_canaries(made, documents, own)
 
 
 def test_damaged_list_of_canaries_is_refused(base, tmp_path):

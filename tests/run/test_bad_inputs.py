@@ -31,7 +31,6 @@ ROWS = [
     (_TUNE + "--config.init=/no/such/model", "/no/such/model"),
     (_TUNE + "--config.learning_rat=1", "--config.learning_rate"),
     ("train_retriever --workdir=@/out --config.epsilon=3", "epsilon is 3.0"),
-    ("pretrain --workdir=@/out --config.resize.num_layers=2", "init"),
     ("synthesize --workdir=@/out --config.top_p=1.5", "top_p is 1.5"),
     ("evaluate --workdir=@/out --config.resamples=0", "resamples is 0"),
     ("audit --workdir=@/out --config.confidence=nan", "confidence is nan"),

@@ -107,7 +107,6 @@ def test_artefacts_made_from_it_carry_the_certificate_of_both(logs):
     out, certificate = logs.out["composed"], logs.second["composed"]
     config = logs.config.synthesize.copy_and_resolve_references()
     config.update(
-        vocabulary=str(logs.base / "spiece.model"),
         generator=str(out),
         corpus=str(logs.base / "february"),
         max_documents=8,

@@ -5,11 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tfdpsq import validation
 from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import checkpoints
-from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.layers import T5Backbone, T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
@@ -44,7 +44,7 @@ def generator(request, tmp_path_factory, vocabulary):
     """A version, and a generator as `finetune` leaves it, with its certificate."""
     directory = tmp_path_factory.mktemp("generator")
     config = T5Config(310, 1, 2, 6, 5, 4, request.param)
-    huggingface.save(directory, config, T5Backbone(config), vocabulary=vocabulary)
+    checkpoints.save(directory, config, T5Backbone(config), vocabulary=vocabulary)
     write_certificate(directory)
     records.write_certificate(directory, read_certificate(directory))
     return request.param, directory
@@ -55,7 +55,7 @@ def one(tmp_path_factory):
     """A T5 1.1 without vocabulary and certificate."""
     directory = tmp_path_factory.mktemp("one")
     config = T5Config(310, 1, 2, 6, 5, 4, "1.1")
-    huggingface.save(directory, config, T5Backbone(config))
+    checkpoints.save(directory, config, T5Backbone(config))
     return directory
 
 
@@ -146,8 +146,8 @@ def test_the_command_converts_or_ends_in_one_line(one, vocabulary, tmp_path, cap
     # feed-forward 2 × 3 × 6 × 5; norms (2 + 3 + 2) × 6.
     count = 2 * 310 * 6 + 2 * 64 + 3 * 4 * 48 + 2 * 90 + 7 * 6
     assert f"{count:,} parameters in bfloat16" in capsys.readouterr().out
-    tensor = checkpoints.open_checkpoint(tmp_path / "out").tensors["shared.weight"]
-    assert (tensor.shape, tensor.dtype) == ((310, 6), "bfloat16")
+    tensor = load_file(tmp_path / "out" / "model.safetensors")["shared.weight"]
+    assert (tensor.shape, tensor.dtype.name) == ((310, 6), "bfloat16")
 
 
 def _set_nan(directory):
@@ -191,7 +191,7 @@ def test_a_vocabulary_of_another_model_and_a_taken_place_are_refused(
 ):
     config = T5Config(PIECES - 1, 1, 2, 6, 5, 4, "1.1")
     (tmp_path / "small").mkdir()
-    huggingface.save(tmp_path / "small", config, T5Backbone(config))
+    checkpoints.save(tmp_path / "small", config, T5Backbone(config))
     with pytest.raises(InputError, match="290 pieces, the model 289"):
         convert(tmp_path / "small", tmp_path / "out", "keras", vocabulary=vocabulary)
     with pytest.raises(InputError, match="already exists"):

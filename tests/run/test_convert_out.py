@@ -55,7 +55,7 @@ def made(base):
         )
         for i in range(10)
     ]
-    config = {"generator": "release/generator", "top_p": 0.8, "prompt": "q: "}
+    config = {"generator": "release/generator", "top_p": 0.8}
     manifest = write_synthetic(
         base / "set",
         rows,

@@ -70,8 +70,8 @@ def test_empty_corpora_and_duplicate_ids_are_refused(tmp_path, packed):
     file = tmp_path / f"corpus.jsonl{'.gz' if packed else ''}"
     lines = [f'{{"_id": "d{i}", "text": "t"}}\n' for i in (0, 1, 2, 1)]
     for content, message in (
-        ("", "holds no document"),
-        ("\n\n", "holds no document"),
+        ("", "holds no line"),
+        ("\n\n", "holds no line"),
         ("".join(lines), "4: .*'d1'"),
     ):
         data = content.encode()

@@ -11,7 +11,7 @@ from helpers import plans
 from helpers import tiny as _tiny
 
 from tfdpsq import privacy, retriever
-from tfdpsq.data import BeirDirectory, Document, Tokenizer, train_vocabulary, write_beir
+from tfdpsq.data import BeirDirectory, Document, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import (
@@ -43,7 +43,6 @@ def _config(home, **changes):
         index,
         changes,
         retriever=str(home / "retriever"),
-        vocabulary=str(home / "spiece.model"),
         corpus=str(home / "pairs"),
         shard_documents=32,
         batch_size=16,
@@ -53,11 +52,10 @@ def _config(home, **changes):
 def _products(base, texts):
     """Document ids, and [texts, documents] inner products of embeddings."""
     model = retriever.load(base / "retriever" / layout.RETRIEVER_MODEL)
-    tokenizer = Tokenizer(base / "spiece.model")
     lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
     documents = [json.loads(line) for line in lines]
     queries, vectors = (
-        retriever.encode_texts(model, some, tokenizer, side, progress=False)
+        retriever.encode_texts(model, some, side, progress=False)
         for side, some in (
             ("query", texts),
             ("document", [d["text"] for d in documents]),
@@ -149,7 +147,6 @@ def test_documents_are_added_without_retraining(base, encoded, tmp_path):
 def _evaluate_config(base, **changes):
     config = evaluate.default_config()
     config.data = str(base / "pairs")
-    config.vocabulary = str(base / "spiece.model")
     config.resamples = 100
     with config.unlocked():
         config.systems = {"mine": str(base / "retriever")}
@@ -210,7 +207,6 @@ def _is_of(base, out, queries):
     vectors = retriever.encode_texts(
         retriever.load(base / "retriever" / layout.RETRIEVER_MODEL),
         queries.values(),
-        Tokenizer(base / "spiece.model"),
         "query",
         progress=False,
     )

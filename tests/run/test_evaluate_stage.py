@@ -17,7 +17,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import measures
-from tfdpsq.generator import Preprocessor, T5QueryGenerator
+from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import retrieval, systems
@@ -37,7 +37,6 @@ def base(tmp_path_factory):
 def _config(base, **changes):
     config = evaluate.default_config()
     config.data = str(base / "pairs")
-    config.vocabulary = str(base / "spiece.model")
     config.resamples = 50
     with config.unlocked():
         for name, value in changes.items():
@@ -175,11 +174,10 @@ def start(tmp_path_factory):
 def _reranked(start, **changes):
     """Reranks BM25's documents for the test queries by two generators."""
     config = _config(start)
-    lengths = {"document_length": 20, "query_length": 6}
     with config.unlocked():
         config.systems = {"words": "bm25"}
         config.rerankers = {"one": str(start / "public"), "two": str(start / "public")}
-        config.rerank.update({"base": "words", "baseline": "two", **lengths, **changes})
+        config.rerank.update({"base": "words", "baseline": "two", **changes})
     out = start / "private" / f"depth{config.rerank.depth}"
     metrics = _run(config, out)
     runs = {
@@ -192,10 +190,7 @@ def _reranked(start, **changes):
 def _nats(start, pairs):
     """Returns likelihoods of (document, query), without shared encodings."""
     model = T5QueryGenerator.from_preset(start / "public")
-    preprocessor = Preprocessor(
-        start / "spiece.model", query_length=6, document_length=20
-    )
-    batch = preprocessor.arrays(
+    batch = model.preprocessor.arrays(
         Pair("", query, "", document) for document, query in pairs
     )
     return -model.per_example_losses(batch).numpy() * batch["query_lengths"]
@@ -281,7 +276,7 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(start):
     ("changes", "message"),
     [
         ({"systems": {"mine": "/no/such"}}, "/no/such"),
-        ({"systems": {"a": "{base}/a"}, "vocabulary": ""}, "vocabulary is ''"),
+        ({"systems": {"a": "{base}/pairs"}}, "pairs is not a finished stage"),
         ({"k": 5}, "'ndcg@10' needs more documents than the 5"),
         ({"split": "tets"}, "tets.tsv"),
         ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s"),
@@ -310,6 +305,6 @@ def test_wrong_judgements_are_named_before_private_queries_are_read(base, tmp_pa
     with (tmp_path / "pairs" / "qrels" / "test.tsv").open("a") as file:
         file.write("q72\tgone\t1\n")
     config = _config(base, data=str(tmp_path / "pairs"), systems={"words": "bm25"})
-    with pytest.raises(DataError, match="test.tsv:14: document 'gone'"):
+    with pytest.raises(DataError, match="test.tsv:14: its document is not in"):
         evaluate.run(config, tmp_path / "private" / "out")
     assert not (tmp_path / "private" / "private_reads.jsonl").exists()

@@ -10,7 +10,6 @@ from helpers import plans, tiny
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import (
     Document,
-    Tokenizer,
     read_manifest,
     read_synthetic,
     train_vocabulary,
@@ -151,16 +150,15 @@ def test_secrets_of_canaries_are_dropped(base, tmp_path):
 def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
     """Kept are the rows whose document ranks k or better, by a plain computation."""
     model = retriever.load(base / "retriever" / "model")
-    tokenizer = Tokenizer(base / "spiece")
     embed = {
-        kind: retriever.encode_texts(model, texts, tokenizer, kind, 4, progress=False)
+        kind: retriever.encode_texts(model, texts, kind, 4, progress=False)
         for kind, texts in (("query", [q for q, _ in ROWS]), ("document", TEXTS))
     }
     scores = embed["query"].astype(np.float64) @ embed["document"].T
     own = scores[np.arange(len(ROWS)), [int(d[1:]) for _, d in ROWS]]
     ranks = 1 + (scores > own[:, None]).sum(axis=1)
     assert 0 < (ranks <= 3).sum() < len(ROWS)  # else this would show nothing
-    judge = {"retriever": str(base / "retriever"), "vocabulary": str(base / "spiece")}
+    judge = {"retriever": str(base / "retriever")}
     kept, _ = _filter(base, tmp_path / "out", round_trip={**judge, "k": 3})
     assert kept == [q for (q, _), rank in zip(ROWS, ranks) if rank <= 3]
 
@@ -173,7 +171,7 @@ def test_a_corpus_with_an_id_twice_is_refused(base, tmp_path, judge):
         file.write('{"_id": "d2", "title": "", "text": "another"}\n')
     own = {"retriever": judge}
     if judge == "own":
-        own.update(retriever=str(base / "retriever"), vocabulary=str(base / "spiece"))
+        own.update(retriever=str(base / "retriever"))
     with pytest.raises(ValueError, match="id 'd2' occurs on an|'d2' is there already"):
         _filter(base, tmp_path / "out", corpus=str(tmp_path / "corpus"), round_trip=own)
     assert not (tmp_path / "out").exists()
@@ -195,7 +193,7 @@ def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path
             query = rows[number * 7 % len(rows)][0].upper() + " "
         rows.append((query, f"d{place}", texts[place]))
     given = tiny.write_set(tmp_path / "set", rows, _certificate(8.0))
-    bm25 = evaluation.BM25((d.id, d.content) for d in documents)
+    bm25 = evaluation.BM25({d.id: d.content for d in documents})
     found = bm25.search({str(i): row[0] for i, row in enumerate(rows)}, 4)
     seen, expected = set(), []
     for number, (query, document, _) in enumerate(rows):
@@ -245,9 +243,8 @@ def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path):
 
 
 def test_bad_settings_are_named(base, tmp_path):
-    """Private pairs, limits that nothing passes, the wrong vocabulary or corpus."""
-    judge = {"retriever": str(base / "retriever")}
-    train_vocabulary([*TEXTS, "wolf"] * 5, 308, tmp_path / "other")
+    """Private pairs, limits that nothing passes, no retriever, the wrong corpus."""
+    judge = {"retriever": str(base / "corpus")}
     judged = {"train": [("q", "d0", 1)]}
     write_beir(tmp_path / "part", [Document("d0", "", TEXTS[0])], [("q", "x")], judged)
     shutil.copytree(base / "corpus", tmp_path / "twice")
@@ -258,11 +255,7 @@ def test_bad_settings_are_named(base, tmp_path):
         ({"synthetic": str(base / "corpus")}, "cannot be filtered for free"),
         ({"min_words": 5, "max_words": 3}, "no query passes"),
         ({"min_words": 99}, "no query of .*set passes; .* {'words': 7}"),
-        ({"round_trip": judge}, "round_trip.vocabulary is not set"),
-        (
-            {"round_trip": {**judge, "vocabulary": str(tmp_path / "other")}},
-            "round_trip.vocabulary",
-        ),
+        ({"round_trip": judge}, "round_trip.retriever is .*corpus"),
         ({"corpus": str(tmp_path / "part"), **bm25}, "'d1', which"),
         # Whichever of the two were meant, the rank would be of one of them alone.
         ({"corpus": str(tmp_path / "twice"), **bm25}, "'d2'"),

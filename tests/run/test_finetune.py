@@ -171,8 +171,7 @@ def test_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
         generator=str(base / "tuned"),
         corpus=str(base / "pairs"),
         max_documents=5,
-        document_length=24,
-        query_length=6,
+        max_length=6,
         batch_size=4,
         dtype="mixed_bfloat16",
     )
@@ -289,7 +288,7 @@ def test_public_soft_prompt_is_tuned_further_and_a_private_one_is_not(base, prom
     model.save_to_huggingface(base / "transferred", base / "spiece.model")
     init = str(base / "transferred")
     np.testing.assert_array_equal(_start(base, init=init), np.ones([_PROMPT, _HIDDEN]))
-    with pytest.raises(InputError, match="5 vectors, not 4"):
+    with pytest.raises(InputError, match="soft prompt of 5 vectors"):
         _start(base, init=init, soft_prompt={"length": 4})
     with pytest.raises(InputError, match="was itself trained on private queries"):
         finetune.run(_config(base, init=str(prompted), **_SOFT), base / "again")

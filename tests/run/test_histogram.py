@@ -65,8 +65,7 @@ def _written(base, out, **changes):
         generator=str(base / "release" / "generator"),
         histogram=str(base / "release" / "histogram"),
         corpus=str(base / "pairs"),
-        document_length=16,
-        query_length=6,
+        max_length=6,
         samples_per_document=3,
     )
     synthesize.run(config, out)

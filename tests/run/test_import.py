@@ -1,7 +1,6 @@
 """Logs in every format, imported by the command, read back as a BEIR directory."""
 
 import collections
-import datetime
 import gzip
 import json
 import re
@@ -100,17 +99,13 @@ def _units(out):
 # As in MS MARCO, an id can name a text, in the log or in a table of queries.
 @pytest.mark.parametrize(
     ("split_by", "ids"),
-    [("query", "in a table"), ("user", "none"), ("time", "of texts")],
+    [("query", "in a table"), ("user", "none"), ("query", "of texts")],
 )
 def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
     changes = {"columns__user": "who", "split_by": split_by}
     if ids != "none":
         changes.update(columns__query_id="text_id")
-    if split_by == "time":
-        times = {"dev_from": "2026-02-01", "test_from": "2026-04-01"}
-        changes.update(columns__time="when", **times)
-    else:
-        changes.update(dev_share=0.3, test_share=0.3)
+    changes.update(dev_share=0.3, test_share=0.3)
     words = [(f"query {i % 7}", f"text {i % 5}", f"user{i % 6}") for i in range(60)]
     rows = [(*row, f"2026-0{1 + i % 6}-01") for i, row in enumerate(words)] + ROWS
 
@@ -139,12 +134,6 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
         assert others == {key: v for key, v in everybody.items() if key != user}
     if split_by == "user":
         assert all(len({row[0] for row in rows}) == 1 for rows in everybody.values())
-    if split_by == "time":  # a query is in one split: that of its first row
-        split_of = collections.defaultdict(set)
-        for unit in everybody.values():
-            for split, query_id, *_ in unit:
-                split_of[query_id].add(split)
-        assert all(len(splits) == 1 for splits in split_of.values())
 
 
 def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
@@ -243,39 +232,15 @@ def _config_of_beir(beir):
     return config
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("2026-01-02T12:00:00", 1767355200),
-        ("2026-01-02T14:00:00+02:00", 1767355200),
-        (datetime.date(2026, 1, 2), 1767312000),
-        ("20260102", 1767312000),
-        ("20261302", 20261302),  # of no month: seconds
-        (1767355200000, 1767355200),  # pandas' to_json: it was the year 57977
-        ("1767355200000000", 1767355200),
-        (1767355200 * 10**9, 1767355200),
-        ("yesterday", None),
-        (float("nan"), None),
-    ],
-)
-def test_times_are_read_as_they_come(value, seconds):
-    assert tables.seconds_of(value) == seconds
-
-
 def test_rows_may_come_in_any_order(tmp_path, caplog):
-    """A user without queries; a query asked before and after a cut; no time."""
-    rows = [*ROWS, ("late", "Socks.", "dan", "soon")]
-    times = {"split_by": "time", "columns__time": "when", "test_from": "2026-02-15"}
     units = {}
     for name, order in {"in": 1, "out": -1}.items():
         log = tmp_path / f"{name}.jsonl"
-        lines = [json.dumps(row) + "\n" for row in dicts(rows)[::order]]
-        log.write_text("".join(lines))
-        command.run(config_of(log, columns__user="who", **times), tmp_path / name)
+        log.write_text("".join(json.dumps(row) + "\n" for row in dicts()[::order]))
+        command.run(config_of(log, columns__user="who"), tmp_path / name)
         units[name] = _units(tmp_path / name)
     assert units["in"] == units["out"] and units["in"].keys() == {"ann", "bob", "cat"}
-    assert {split for split, *_ in units["in"]["ann"]} == {"train"}  # also of March
-    for place in (r"in.jsonl:5\)", r"in.jsonl:7\)"):  # no query; no time
+    for place in (r"in.jsonl:3\)", r"in.jsonl:5\)"):  # there before; no query
         assert re.search(place, caplog.text), place
 
 
@@ -290,7 +255,6 @@ def test_rows_may_come_in_any_order(tmp_path, caplog):
         ({"logs__train": "@/bad.jsonl"}, "bad.jsonl:2: not JSON"),
         ({"logs__train": "@/cut.parquet"}, "cut.parquet: "),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
-        ({"split_by": "time"}, "columns.time"),
         ({"dev_share": 0.6, "test_share": 0.5}, "nothing is left for training"),
         ({"columns__score": "who"}, "log.jsonl:1: score"),
         ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob'"),
@@ -361,8 +325,8 @@ def test_csv_as_spark_escapes_it(tmp_path):
     log.write_text(
         'asked,clicked\n"say \\"hi\\" loudly","see \\"C:\\dir\\""\nplain,text\n'
     )
-    rows = list(tables.read_rows(str(log), ["asked", "clicked"]))
-    assert [row for _, _, row in rows] == [
+    table = tables.Table(str(log), {"query": "asked", "document": "clicked"})
+    assert [[*row.values()] for _, _, row in table.rows()] == [
         ['say "hi" loudly', 'see "C:\\dir"'],
         ["plain", "text"],
     ]
@@ -397,7 +361,7 @@ def test_a_query_under_the_name_of_an_id_is_not_repeated(tmp_path):
     queries.write_text("query_id,query\nis my rash contagious,7\n")
     log.write_text("query_id,clicked\nis my rash contagious,Rashes itch.\n")
     changes = {"columns__query": "", "columns__query_id": "query_id"}
-    with pytest.raises(InputError, match="query_id holds white space") as error:
+    with pytest.raises(InputError, match="query_id is empty or holds white") as error:
         command.run(
             config_of(log, queries__path=str(queries), **changes), tmp_path / "out"
         )

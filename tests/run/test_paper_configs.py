@@ -63,8 +63,6 @@ SETTINGS = [
     ("batch 1024", 1024, "finetune.batch_size", 1024, ""),
     ("document 384 tokens", 384, "finetune.document_length", 384, ""),
     ("query 128 tokens", 128, "finetune.query_length", 128, ""),
-    ("document 384, written", 384, "synthesize.document_length", 384, ""),
-    ("query 128, written", 128, "synthesize.query_length", 128, ""),
     ("prompt", "generate_query: ", "finetune.prompt", "generate_query: ", ""),
     ("DP-Adam", "adam", "finetune.optimizer", "adam", ""),
     ("learning rate 0.001", 1e-3, "finetune.learning_rate", 1e-3, ""),

@@ -1,6 +1,4 @@
-"""The text before a document: a setting of training, and the same when writing."""
-
-import json
+"""The text before a document, a setting of training."""
 
 import numpy as np
 import pytest
@@ -42,11 +40,3 @@ def test_a_prompt_that_leaves_nothing_of_a_document_is_refused(base, tmp_path):
     with pytest.raises(InputError, match=f"document_length is {tokens}.*prompt"):
         finetune.run(_tiny.config(finetune, settings), tmp_path / "release" / "out")
     assert not list(tmp_path.rglob("ledger.jsonl"))
-
-
-def test_a_generator_writes_with_the_prompt_that_it_was_trained_with(tmp_path):
-    stage = {**_tiny.STAGE, "config": {"prompt": ""}}
-    (tmp_path / "stage.json").write_text(json.dumps(stage))
-    sources.require_prompt("prompt", "", tmp_path)
-    with pytest.raises(InputError, match="prompt is 'x: '.*''"):
-        sources.require_prompt("prompt", "x: ", tmp_path)

@@ -9,17 +9,15 @@ import tensorflow as tf
 from helpers import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import rerank
 from tfdpsq.run.core import spending
 from tfdpsq.validation import DataError, InputError
 
-_LENGTHS = {"document_length": 20, "query_length": 6}
-
 
 def _config(start, **changes):
-    return _tiny.config(rerank, changes, generator=str(start / "generator"), **_LENGTHS)
+    return _tiny.config(rerank, changes, generator=str(start / "generator"))
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +32,9 @@ def start(tmp_path_factory):
 
 def test_exported_reranker_scores_as_evaluate_does(start):
     pairs = BeirDirectory(start / "pairs").pairs("test")
-    preprocessor = Preprocessor(start / "spiece.model", **_LENGTHS)
     model = T5QueryGenerator.from_preset(start / "generator")
     texts = [(pair.document, pair.query) for pair in pairs]
-    expected = list(QueryLikelihood(model, preprocessor).scores(texts))
+    expected = list(QueryLikelihood(model).scores(texts))
     score = tf.saved_model.load(str(start / "made" / "reranker")).signatures["score"]
     documents, queries = (tf.constant(each) for each in zip(*texts))
     found = score(queries=queries, documents=documents)["nats"]

@@ -12,7 +12,7 @@ from helpers import sharded as _sharded
 from helpers import tiny as _tiny
 
 from tfdpsq.data import io, read_manifest, verify, write_synthetic
-from tfdpsq.generator import Preprocessor, T5QueryGenerator
+from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import synthesize as stage
 from tfdpsq.run.core import sources
@@ -23,8 +23,6 @@ from tfdpsq.validation import DataError, InputError
 
 _SETTINGS = {
     "samples_per_document": 2,
-    "document_length": 48,
-    "query_length": 12,
     "batch_size": 16,
     "shards": 3,
     "shard_documents": 20,
@@ -68,11 +66,6 @@ def test_shards_make_the_set_that_the_library_writes_in_one_call(base, whole, tm
     manifest = read_manifest(base / "whole" / "set")
     config = _config(base)
     model = T5QueryGenerator.from_preset(config.generator)
-    model.preprocessor = Preprocessor(
-        sources.vocabulary_file("", config.generator),
-        document_length=config.document_length,
-        query_length=config.query_length,
-    )
     queries = model.write_queries(
         sources.sampled_documents(config.corpus, None),
         seed=config.seed,

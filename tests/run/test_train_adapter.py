@@ -330,7 +330,6 @@ def _encoded(base, tmp_path, name, **changes):
     config = encode.default_config()
     config.update(
         retriever=str(tmp_path / "retriever"),
-        vocabulary=str(base / "spiece.model"),
         **{"corpus": str(base / "pairs"), **changes},
     )
     encode.run(config, tmp_path / "private" / name)

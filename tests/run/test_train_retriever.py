@@ -104,10 +104,9 @@ def test_bfloat16_training_keeps_the_last_digits_of_the_weights(base, start):
 
 def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):
     """Its certificate, too, without which a finite epsilon would be too small."""
-    vocabulary = str(base / "public" / "spiece.model")
     before, cost = _train(base, "costly", init=str(base / "protected"), steps=0)
     assert cost == read_certificate(base / "protected")
-    options = {"init": str(base / "costly"), "vocabulary": vocabulary, "steps": 0}
+    options = {"init": str(base / "costly"), "steps": 0}
     after, heir = _train(base, "heir", scale=5.0, **options)
     for one, other in zip(
         after.query_tower.get_weights(), before.query_tower.get_weights()
@@ -193,8 +192,11 @@ def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monke
 
 def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
     """With the batches that come next, to the weights of one that never stopped."""
-    options = {"steps": 5, "save_every": 2, "validation_pairs": 3, "batch_size": 3}
-    whole, _ = _train(base, "whole", **options)
+    options = {"steps": 5, "save_every": 2, "batch_size": 3, "n_is_public": True}
+    options["pairs"] = str(base / "pairs")
+    whole, certificate = _train(base, "whole", **options)
+    reads = [read["what"] for read in certificate["private_reads"]]
+    assert "the retriever's hit rate on pairs held out of training" in reads
     steps, call = [], Progress.__call__
 
     def stops(self, step, loss):

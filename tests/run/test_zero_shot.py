@@ -38,8 +38,7 @@ def base(tmp_path_factory):
 def _dense(base, *sets, **changes):
     """A config of BM25 and the untrained retriever."""
     changes = {"systems": {"bm25": "bm25", "tower": str(base / "tower")}, **changes}
-    vocabulary = str(base / "spiece.model")
-    return _tiny_sets.config_of(base, *sets, vocabulary=vocabulary, **changes)
+    return _tiny_sets.config_of(base, *sets, **changes)
 
 
 @pytest.fixture(scope="module")
