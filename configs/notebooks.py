@@ -47,7 +47,7 @@ def get_config(scale="default"):
         config.finetune.batch_size = config.finetune.microbatch_size = 16
         config.finetune.steps = 2
         config.synthesize.max_documents = 32
-        config.synthesize.query_length = 8
+        config.synthesize.max_length = 8
         config.retriever.batch_size = 8
         config.retriever.steps = 2
         config.evaluate.resamples = 200

@@ -55,7 +55,7 @@ def get_config():
     config.finetune.clip_norm = 0.1
 
     config.synthesize.max_documents = 6400  # as many as a retriever's steps read
-    config.synthesize.query_length = 20
+    config.synthesize.max_length = 20
 
     for stage in (config.retriever, config.direct):
         stage.update(lengths)

@@ -1,9 +1,7 @@
 """Dropout masks from random words: the same with XLA or without, and fast on TPUs.
 
-Philox gives groups of four words of 32 bits; each half of a word decides about one
-element. A row has first the elements of all first words' lower halves, then those of
-all second words', and so on: a TPU, whose tiles have 128 columns, would take 32 times
-the memory to put a group's four words side by side.
+Each half of Philox's 32-bit words decides about one element: first come all groups'
+first words, as a group's words side by side would take TPUs 32 times the memory.
 """
 
 from __future__ import annotations
@@ -26,15 +24,12 @@ def words_for(shape: Shape) -> list[int | tf.Tensor]:
 
 
 def kept(words: tf.Tensor, rate: float, shape: Shape) -> tf.Tensor:
-    """Decides which elements dropout keeps.
+    """Decides which elements dropout keeps; a row's follow from its own words.
 
     Args:
       words: uint32, uniform, of the shape that `words_for` returns.
       rate: share of the elements that are dropped, to within 2^-17.
-      shape: of what is dropped, rows first.
-
-    Returns:
-      [*shape] bool. A row's follow from its own words.
+      shape: of what is dropped and of the result, bool; rows first.
     """
     least = tf.constant(round(float(rate) * 2**16), tf.uint32)
     halves = (

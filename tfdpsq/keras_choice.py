@@ -2,8 +2,7 @@
 
 `keras` is Keras 2 where there is one: `tf.keras` up to TensorFlow 2.15, else the
 package `tf_keras`. Without it, or with TF_USE_LEGACY_KERAS=0, it is Keras 3, on which
-the layers work that need nothing of Keras 2's inside. `keras2` is Keras 2, or cannot be
-imported.
+some layers work. `keras2` is Keras 2, or cannot be imported.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ try:
     import tensorflow as tf
 except ImportError as error:
     raise ImportError(
-        "tfdpsq.layers and tfdpsq.privacy need TensorFlow: pip install "
-        f"'tfdpsq[layers]' or 'tfdpsq[privacy]' ({error})."
+        "TensorFlow is missing: pip install 'tfdpsq[layers]' or 'tfdpsq[privacy]'."
     ) from error
 
 _NEEDED = "needs Keras 2: pip install tf_keras, and do not set TF_USE_LEGACY_KERAS=0"

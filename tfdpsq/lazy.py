@@ -1,8 +1,4 @@
-"""Packages that load a module when one of its names is first used.
-
-Importing TensorFlow, tensorflow-privacy and keras-nlp takes seconds, which `verify`,
-`status` or a mistyped setting need not wait for.
-"""
+"""Packages that load a module when one of its names is first used: imports are slow."""
 
 from __future__ import annotations
 
@@ -15,11 +11,7 @@ from typing import Any
 
 
 def package(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` of the package with this `__name__`.
-
-    Its `__init__` lists the deferred imports below `if TYPE_CHECKING:`, where type
-    checkers and readers look for them.
-    """
+    """Returns `__getattr__` and `__dir__` for the imports below `if TYPE_CHECKING:`."""
     tree = ast.parse(pathlib.Path(str(sys.modules[name].__file__)).read_text("utf-8"))
     origins = {
         alias.asname or alias.name: (str(found.module), alias.name)

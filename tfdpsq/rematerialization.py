@@ -1,16 +1,13 @@
 """Rematerialization: what a layer computes is forgotten, and computed again if needed.
 
-Backpropagation keeps every intermediate result of the forward pass. A layer run by
-`rematerialized` keeps its inputs alone and runs once more when its gradient is asked
-for (Chen et al. 2016, arXiv:1604.06174): for about a third more time, memory holds the
-insides of one layer instead of all. The second run is the first to the last bit,
-dropout included, so such a layer draws its random numbers from seeds that are among
-its inputs.
+A layer run by `rematerialized` keeps its inputs alone and runs once more when its
+gradient is asked for (Chen et al. 2016, arXiv:1604.06174): for about a third more time,
+memory holds the insides of one layer instead of all.
 
 A layer offers this by an attribute `rematerialize` and a method `pieces` with the
 arguments of its `call`, which returns (function, tensors): function(*tensors) is what
-`call` computes, the same each time, and all that depends on data or chance is among
-the tensors. `privacy` runs such layers by the same pieces.
+`call` computes, and all that depends on data or chance, such as dropout's seeds, is
+among the tensors. `privacy` runs such layers by the same pieces.
 """
 
 from __future__ import annotations
@@ -20,10 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-# (function, tensors, upstream, variables) to gradients by the floating tensors, then by
-# the variables; see `gradients_of`.
-Differentiate = Callable[..., Sequence[Any]]
-
 
 def gradients_of(
     function: Callable[..., Any],
@@ -31,12 +24,7 @@ def gradients_of(
     upstream: Sequence[tf.Tensor],
     variables: Sequence[tf.Variable],
 ) -> list[Any]:
-    """Runs the function once more, and differentiates it.
-
-    Returns:
-      Gradients by its floating arguments, then by the variables; `None` where there
-      is none. `upstream` are those by its outputs.
-    """
+    """Returns gradients by floating tensors, then by variables, given the outputs'."""
     sources = [tensor for tensor in tensors if tensor.dtype.is_floating]
     with tf.GradientTape() as tape:
         tape.watch(sources)
@@ -49,19 +37,14 @@ def gradients_of(
 def rematerialized(
     function: Callable[..., Any],
     tensors: Sequence[tf.Tensor],
-    differentiate: Differentiate = gradients_of,
+    differentiate: Callable[..., Sequence[Any]] = gradients_of,
 ) -> Any:
     """Runs function(*tensors), keeping nothing of it but the result.
 
     Args:
-      function: of tensors; returns a tensor [B, ...] or a tuple of tensors whose first
-        is one. It may read variables.
+      function: of tensors and variables, to [B, ...] or a tuple that begins so.
       tensors: its arguments.
-      differentiate: what runs it again for its gradients.
-
-    Returns:
-      What it returns. Gradients, those by variables included, are as ever. Works
-      eagerly, in graphs, and under XLA.
+      differentiate: runs it again for its gradients, as `gradients_of` does.
     """
 
     @tf.custom_gradient
@@ -76,7 +59,6 @@ def rematerialized(
 
         return function(*tensors), backward
 
-    # Plain Python about tensors: nothing in it needs converting.
     return tf.autograph.experimental.do_not_convert(run)(*tensors)
 
 
@@ -85,11 +67,10 @@ def _delayed(
 ) -> tuple[tf.Tensor, ...]:
     """The tensors, but not before `upstream` [B, ...] is known.
 
-    Without that the second run would be done, or by XLA merged with the first, long
-    before it is wanted, and nothing saved. XLA heeds no control dependencies, so the
-    dependency is one of data: each example's numbers get something added that is zero,
-    or, where its own upstream gradient is NaN and the example lost anyway, next to
-    zero. Nothing passes from one example to another.
+    XLA, which heeds no control dependencies, would merge the second run with the first.
+    So the dependency is one of data: each example's numbers get something added that is
+    zero, or, where its own upstream gradient is NaN and the example lost anyway, next
+    to zero. Nothing passes from one example to another.
     """
     rows = upstream.shape[0]
     first = tf.reshape(upstream, [rows or tf.shape(upstream)[0], -1])[:, 0]

@@ -7,28 +7,18 @@ Every package begins with it, but for `tfdpsq.results`, `tfdpsq.layers` and
 import sys
 from importlib import metadata
 
-_INSTALL = (
-    "From a clone: python3.11 -m venv .venv; .venv/bin/pip install -c constraints.txt "
-    "'.[stack]'. tfdpsq.results, tfdpsq.layers and tfdpsq.privacy need not that."
-)
-
-
-def _tensorflow() -> str:
-    """Returns the installed version, without importing TensorFlow; or "none"."""
-    # The same package goes by these names, by platform and build.
-    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "none"
-
-
-_found = _tensorflow()
+_found = "none"
+for _name in ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly"):
+    try:
+        _found = metadata.version(_name)
+        break
+    except metadata.PackageNotFoundError:
+        continue
 if not (3, 9) <= sys.version_info[:2] <= (3, 11) or not _found.startswith("2.15."):
     raise ImportError(
-        "This part of tfdpsq works on Python 3.9 to 3.11 with TensorFlow 2.15, as "
-        "tensorflow-privacy, scann and tensorflow-text do; this is Python "
-        f"{sys.version_info[0]}.{sys.version_info[1]} with TensorFlow {_found}. "
-        + _INSTALL
+        "This part of tfdpsq works on Python 3.9 to 3.11 with TensorFlow 2.15; this is "
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} with TensorFlow {_found}. "
+        "From a clone: python3.11 -m venv .venv; .venv/bin/pip install -c "
+        "constraints.txt '.[stack]'. tfdpsq.results, tfdpsq.layers and tfdpsq.privacy "
+        "need not that."
     )

@@ -1,7 +1,6 @@
 """Errors for bad input, and checks that raise them before any work.
 
-Each check returns the value it was given, for use in ``__post_init__`` and in argument
-handling, or raises `InputError`, which names the value, its setting and the remedy.
+Each check returns the value that it was given, or raises an `InputError`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-# Largest relevance of a document for a query. trec_eval counts in a table of all values
-# up to it: a time in seconds takes gigabytes, and from 2^32 on it is wrong.
+# Largest relevance of a document: trec_eval counts in a table of all values up to it.
 MOST_RELEVANT = 1_000_000
 
 
 class InputError(ValueError):
     """A value or a file from the user that is not usable."""
 
-    # Otherwise autograph, inside tf.function, wraps this in an error of its own, with
-    # a page of generated code around the message.
+    # Otherwise autograph wraps this in an error of its own, inside tf.function.
     ag_pass_through = True
 
 
@@ -37,7 +34,7 @@ class DataError(InputError):
         remedy: str,
         line: int | None = None,
     ):
-        """Makes the message from sentences without their full stop, but `remedy`."""
+        """Makes the message; `problem` is without its full stop."""
         where = f"{os.fspath(path)}:{line}" if line is not None else os.fspath(path)
         super().__init__(f"{where}: {problem}. {remedy}")
         self.path, self.line = os.fspath(path), line
@@ -71,7 +68,6 @@ def library(module: str, remedy: str) -> Any:
 
 def positive(name: str, value: float) -> float:
     """Requires a finite number above zero."""
-    # An integer above the largest float is not a finite number to compute with.
     if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise InputError(
             f"{name} is {shown(value)}; it must be a finite number above 0."
@@ -119,20 +115,6 @@ def local_path(name: str, path: str | os.PathLike) -> str:
     if not text.strip() or "://" in text:
         raise InputError(f"{name} is {shown(path)}; give a path of this machine.")
     return os.path.abspath(text)
-
-
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Lists up to five paths at which two JSON values differ, each with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted(old.keys() | new.keys()):
-            path = f"{where}.{key}" if where else key
-            found += differences(old.get(key), new.get(key), path)
-        return found[:5]
-    # Compared as JSON: a tuple equals the list it was written as.
-    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
-        return []
-    return [f"{where}: {shown(old)} there, {shown(new)} now"]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,6 @@
 """The words of a text, in any script: one TensorFlow graph, for Python and for serving.
 
-BM25, overlap, copies, diversity, filters and pseudo-queries all split texts here, so
-that a word is the same thing everywhere. TensorFlow Text's operations are in a
-SavedModel as in Python, where `words_of` runs them on many texts at a time.
+BM25, overlap, copies, diversity, filters and pseudo-queries all split texts here.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ RULES = (
     "Katakana, Thai, Lao, Khmer, Myanmar) pairs of adjacent characters"
 )
 
-# RE2 has no names for blocks; the prolonged sound mark is of no script.
+# The prolonged sound mark is of no script.
 _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}\x{30FC}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\pM*"
 )
@@ -33,12 +31,9 @@ _BUCKETS = 2**63 - 1
 def split_words(texts: tf.Tensor) -> tf.RaggedTensor:
     """Splits texts into words by `RULES`, inside a graph or outside.
 
-    Args:
-      texts: [N] string, UTF-8.
-
     Returns:
-      [N, words] string. "Don't" has the words don and t; 東京都, 東京 and 京都; a
-      single such character is a word.
+      [N, words] string of [N] UTF-8. "Don't" has the words don and t; 東京都, 東京 and
+      京都; a single such character is a word.
     """
     folded = tensorflow_text.case_fold_utf8(texts)
     spaced = tf.strings.regex_replace(folded, _BETWEEN, " ")
@@ -67,10 +62,7 @@ def words_of(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a 63-bit hash of every word.
-
-    Args:
-      texts: N texts.
+    """Returns a 63-bit hash of every word of N texts.
 
     Returns:
       [W] int64 hashes, one text after the other, and [N + 1] int64: text i has those
@@ -101,8 +93,4 @@ def _hashed(strings: tf.Tensor) -> tf.Tensor:
     return tf.strings.to_hash_bucket_fast(strings, _BUCKETS)
 
 
-_split = tf.function(
-    split_words,
-    input_signature=[tf.TensorSpec([None], tf.string)],
-    autograph=False,
-)
+_split = tf.function(split_words, [tf.TensorSpec([None], tf.string)], autograph=False)

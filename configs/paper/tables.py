@@ -15,8 +15,8 @@ Carranza et al. 2024. Numbers of tables: 4 is known to be direct DP; the others 
 the order of that version's results, without its text at hand: 1 examples of queries, 2
 retrievers by ε, 3 by size of the generator, 5 zero-shot, 6 the text itself (the paper
 prints it in two tables, by ε and by size), 7 canaries. "5-recall" has the Recall@10 of
-table 5. "tiny" is offline, on docstrings, for two cores; "paper" is
-`configs/paper/retrieval.py` at the paper's sizes.
+table 5. "tiny" is offline, on docstrings, for two cores, with one size of T5, so
+without table 3; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
 
 A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
 one row is above another in a column; in `lower` columns, that its number is lower.

@@ -18,7 +18,6 @@ import argparse
 import functools
 import json
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -58,10 +57,11 @@ class Tokens:
         return self._ids[rows], self._lengths[rows]
 
 
-def own_encoder(model, tokens, batch_size, numbers):
+def own_encoder(model, batch_size, numbers):
     """Returns a function that embeds all texts by `retriever.Embedder`."""
-    embedder = retriever.Embedder(model, tokens, "document", batch_size)
-    return lambda: np.concatenate(list(embedder.windows(numbers)))
+    embedder = retriever.Embedder(model, "document", batch_size)
+    texts = [(number, number) for number in numbers]
+    return lambda: np.concatenate([part for _, part in embedder.chunks(texts)])
 
 
 def in_batches(encode, ids, lengths, batch_size, by_length):
@@ -134,7 +134,7 @@ def weights_of(shape, directory):
     if shape == "preset":
         return str(checkpoints.locate("t5_tiny_pydocs"))
     tf.keras.utils.set_random_seed(0)
-    config = T5Config.from_size("small", "1.0", vocabulary_size=8192)
+    config = T5Config(8192, 6, 8, 512, 2048, 64)
     generator.T5QueryGenerator(config).save_to_huggingface(directory)
     return directory
 
@@ -167,19 +167,17 @@ def main():
     size = options.batch_size
     with tempfile.TemporaryDirectory() as directory:
         path = weights_of(options.shape, directory)
-        config, encoder = checkpoints.load_encoder(pathlib.Path(path))
-        ours = retriever.TwoTower(
-            retriever.RetrieverConfig(config, 192, 20.0, 24, options.length)
+        ours = retriever.TwoTower.from_preset(
+            path, tokens, embedding_dim=192, document_length=options.length
         )
-        ours.load_encoder_weights_from(encoder)
         # Every side is compiled once, before it is timed.
-        ways = {"tfdpsq": own_encoder(ours, tokens, size, numbers)}
+        ways = {"tfdpsq": own_encoder(ours, size, numbers)}
         kernel = ours.document_tower.get_layer("projection").get_weights()[0]
         for side in options.sides:
             if side == OWN_BFLOAT16:
-                retriever.save(ours, f"{directory}/ours")
-                near = retriever.load(f"{directory}/ours", "mixed_bfloat16")
-                ways[side] = own_encoder(near, tokens, size, numbers)
+                near = retriever.TwoTower(ours.config, tokens, "mixed_bfloat16")
+                near.set_weights(ours.get_weights())
+                ways[side] = own_encoder(near, size, numbers)
                 continue
             runtime, _, dtype = side.partition("_")
             encode = (

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run import filter as filter_stage
-from tfdpsq.run.core import layout, sources
+from tfdpsq.run.core import layout
 from tfdpsq.run.search import round_trip
 
 METRIC = "ndcg@10"
@@ -73,7 +73,6 @@ def one_seed(options, seed):
     job = jobs.quickstart_job()
     job.finetune.steps = options.generator_steps
     home = options.workdir / f"seed{seed}"
-    vocabulary = str(sources.vocabulary_file("", job.init))
     started = time.time()
 
     def note(what):
@@ -127,7 +126,6 @@ def one_seed(options, seed):
         own = config.round_trip
         if own.retriever.startswith("@"):
             own.retriever = judge(own.retriever.removeprefix("@"))
-            own.vocabulary = vocabulary
         out = home / "filtered" / name
         filter_stage.run(config, out)
         counts[name] = json.loads((out / filter_stage.COUNTS_FILE).read_text("utf-8"))
@@ -144,7 +142,6 @@ def one_seed(options, seed):
             home / "private" / name,
             of_seed=0,
             data=options.data,
-            vocabulary=vocabulary,
             systems={name: path},
         )
         found.update(quickstart.values(out))

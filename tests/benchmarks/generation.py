@@ -78,9 +78,8 @@ def _ours(options, dtype):
     tf.keras.utils.set_random_seed(0)
     model = _model(options, dtype)
     # No query ends early: all write the same number of tokens.
-    mask = decoding.text_mask(
-        options.vocabulary, options.vocabulary - 128, (0, _EOS, 2)
-    )
+    mask = decoding.text_mask(options.vocabulary, options.vocabulary - 128)
+    mask += tf.one_hot(_EOS, options.vocabulary, on_value=float("-inf"))
     sampler = generator.TopP(options.top_p)
     ids = tf.constant(_documents(options), tf.int32)
     lengths = tf.fill([options.batch], options.document)

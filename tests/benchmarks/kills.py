@@ -67,8 +67,6 @@ class Bench:
         writing = {
             "generator": self.directory / "reference" / "finetune" / OUT,
             "corpus": self.inputs / "pairs",
-            "document_length": 24,
-            "query_length": 10,
             "batch_size": 16,
             "shards": 2,
             "shard_documents": 40,

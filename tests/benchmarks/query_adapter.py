@@ -33,12 +33,9 @@ import quickstart
 import tensorflow as tf
 
 from tfdpsq import evaluation, privacy, retriever
-from tfdpsq.data import Tokenizer
 from tfdpsq.generator import (
-    Preprocessor,
     QueryLikelihood,
     T5QueryGenerator,
-    checkpoints,
 )
 from tfdpsq.privacy.proof import budget, certificate
 from tfdpsq.run import finetune, mine, train_adapter
@@ -55,19 +52,10 @@ T5 = "t5_tiny_pydocs"
 
 def t5_encoder(preset, lengths):
     """Returns an `embed(texts, kind)` by the encoder of the package's T5."""
-    shape, encoder = checkpoints.load_encoder(preset)
-    model = retriever.TwoTower(
-        retriever.RetrieverConfig(
-            t5=shape,
-            embedding_dim=shape.hidden_dim,
-            scale=20.0,
-            query_length=lengths["query"],
-            document_length=lengths["document"],
-        )
+    model = retriever.TwoTower.from_preset(
+        preset, query_length=lengths["query"], document_length=lengths["document"]
     )
-    model.load_encoder_weights_from(encoder, None)
-    tokenizer = Tokenizer(sources.vocabulary_file("", preset))
-    return lambda texts, kind: retriever.encode_texts(model, texts, tokenizer, kind)
+    return lambda texts, kind: retriever.encode_texts(model, texts, kind)
 
 
 class Corpus:
@@ -159,19 +147,14 @@ def measured(corpus, adapted, nats):
     return found, {**chosen, "reranked": of_nat}
 
 
-def likelihoods(corpus, generator, job):
+def likelihoods(corpus, generator):
     """Returns a function from (query id, document id) pairs to likelihoods in nats."""
     model = T5QueryGenerator.from_preset(str(generator))
-    preprocessor = Preprocessor(
-        sources.vocabulary_file("", str(generator)),
-        document_length=job.finetune.document_length,
-        query_length=job.finetune.query_length,
-    )
 
     def nats(pairs):
         ordered = sorted(pairs, key=lambda pair: pair[1])
         texts = ((corpus.texts[d], corpus.asked[q]) for q, d in ordered)
-        found = QueryLikelihood(model, preprocessor).scores(texts)
+        found = QueryLikelihood(model).scores(texts)
         return dict(zip(ordered, map(float, found)))
 
     return nats
@@ -244,7 +227,7 @@ def row(corpus, options, job, epsilon, seed):
     if options.rerank:
         of_generator = epsilon * (GENERATOR if private else 1.0)
         generator = tuned(options, job, of_generator, seed, home)
-        parts, nats = ["adapter", "generator"], likelihoods(corpus, generator, job)
+        parts, nats = ["adapter", "generator"], likelihoods(corpus, generator)
     total = spent(home, parts) if private else epsilon
     assert total <= epsilon, f"{total} of {epsilon}: lower ADAPTER or GENERATOR"
     return measured(corpus, adapted, nats), total
@@ -301,7 +284,7 @@ def main():
     options.workdir.mkdir(parents=True, exist_ok=True)
     job = jobs.quickstart_job()
     corpus = Corpus(options)
-    nats = likelihoods(corpus, job.init, job) if options.rerank else None
+    nats = likelihoods(corpus, job.init) if options.rerank else None
     rows = {"public": [measured(corpus, lambda v: v, nats)] * len(options.seeds)}
     totals, seconds = {}, {}
     for epsilon in [*options.epsilons, math.inf]:

@@ -122,7 +122,6 @@ class Seed:
                 out,
                 seed=0,
                 data=self.options.data,
-                vocabulary=self.vocabulary,
                 systems=missing,
             )
         values = {name: self._values(name) for name in names}

@@ -35,9 +35,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = 12
 VOCABULARY = 20_000
 QUERIES = 300
-_VOCABULARY = {"vocabulary": "{vocabulary}"}
-_ENCODE = {**_VOCABULARY, "corpus": "{corpus}", "retriever": "{retriever}"}
-_EVALUATE = {**_VOCABULARY, "data": "{corpus}"}
+_ENCODE = {"corpus": "{corpus}", "retriever": "{retriever}"}
+_EVALUATE = {"data": "{corpus}"}
 _FILTER = {"corpus": "{corpus}", "synthetic": "{asked}"}
 STAGES = {
     "encode": ("encode", _ENCODE),
@@ -53,7 +52,6 @@ STAGES = {
         {
             **_FILTER,
             "round_trip.retriever": "{retriever}",
-            "round_trip.vocabulary": "{vocabulary}",
             "round_trip.k": "100",
         },
     ),
@@ -64,7 +62,7 @@ STAGES = {
     ),
     "train_retriever": (
         "train_retriever",
-        {**_VOCABULARY, "pairs": "{set}", "steps": "20"},
+        {"vocabulary": "{vocabulary}", "pairs": "{set}", "steps": "20"},
     ),
     "mine": ("mine", {"pairs": "{set}", "corpus": "{corpus}", "k": "10"}),
 }

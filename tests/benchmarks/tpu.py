@@ -85,13 +85,25 @@ def _lower(given, path):
     }
 
 
+# Layers, heads, hidden, intermediate and key/value size of published checkpoints.
+_SHAPES = {
+    ("small", "1.0"): (6, 8, 512, 2048, 64),
+    ("small", "1.1"): (8, 6, 512, 1024, 64),
+    ("base", "1.0"): (12, 12, 768, 3072, 64),
+    ("base", "1.1"): (12, 12, 768, 2048, 64),
+    ("large", "1.0"): (24, 16, 1024, 4096, 64),
+    ("large", "1.1"): (24, 16, 1024, 2816, 64),
+    ("xl", "1.1"): (24, 32, 2048, 5120, 64),
+}
+
+
 def _shape(given):
     import dataclasses
 
     from tfdpsq.layers import T5Config
 
     version = "1.1" if given["size"] == "xl" else given["version"]
-    shape = T5Config.from_size(given["size"], version)
+    shape = T5Config(32128, *_SHAPES[given["size"], version], version)
     if given["layers"]:
         shape = dataclasses.replace(shape, num_layers=given["layers"])
     return shape

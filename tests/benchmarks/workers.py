@@ -13,7 +13,7 @@ processor time, which other work on the machine affects less: 2 where a query co
 processes as much as one. Both need two idle cores to be meaningful: `load` is the
 machine's load average before and after.
 
-    --generator DIR --vocabulary FILE      another generator than the preset
+    --generator DIR                        another generator than the preset
     --documents 2048 --repeats 5           longer
 """
 
@@ -35,7 +35,6 @@ def _serve(options):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from tfdpsq.run import synthesize
-    from tfdpsq.run.core import sources
     from tfdpsq.run.passes import corpus_shards, passes
     from tfdpsq.run.passes.shards import PassSpec, ShardDirectory
 
@@ -43,12 +42,11 @@ def _serve(options):
         options.corpus, options.documents, options.shard_documents, ""
     )
     config = synthesize.default_config()
-    config.document_length, config.query_length = options.document, options.query
+    config.max_length = options.query
     config.batch_size = options.batch
     make = synthesize.start_worker(
         options.generator,
         "float32",
-        str(sources.vocabulary_file(options.vocabulary, options.generator)),
         synthesize.writing(config),
         corpus,
     )
@@ -125,11 +123,9 @@ def _options():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--generator", default="t5_tiny_pydocs")
-    parser.add_argument("--vocabulary", default="")
     parser.add_argument("--corpus", default="pydocs")
     parser.add_argument("--documents", type=int, default=1024)
     parser.add_argument("--shard_documents", type=int, default=128)
-    parser.add_argument("--document", type=int, default=128, help="tokens")
     parser.add_argument("--query", type=int, default=32, help="tokens")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)

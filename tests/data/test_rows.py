@@ -78,14 +78,10 @@ def test_fingerprint_depends_on_rows_not_chunks(store, tmp_path):
     assert len({store.fingerprint, *found.values()}) == 1 + len(others)
 
 
-def test_bad_chunks_are_refused_and_leave_nothing(tmp_path):
-    for chunks, message in (
-        ([], "no rows were given"),
-        ([{"a": np.zeros(2)}, {"a": np.zeros(2, "f4")}], "chunk 1 .*<f4"),
-    ):
-        with pytest.raises(InputError, match=message):
-            write_rows(tmp_path / "rows", chunks)
-        assert os.listdir(tmp_path) == []
+def test_no_rows_are_refused_and_leave_nothing(tmp_path):
+    with pytest.raises(InputError, match="no rows were given"):
+        write_rows(tmp_path / "rows", [])
+    assert os.listdir(tmp_path) == []
 
 
 def test_damaged_and_missing_files_are_named(store):
@@ -106,15 +102,3 @@ def test_damaged_and_missing_files_are_named(store):
     (store.path / "manifest.json").write_text("not json")
     with pytest.raises(DataError, match="manifest.json: not JSON"):
         RowStore(store.path)
-
-
-def test_full_disk_leaves_nothing(tmp_path, run_limited):
-    done = run_limited(
-        "import numpy as np\n"
-        "from tfdpsq.data import write_rows\n"
-        "write_rows('rows', ({'a': np.ones(1000)} for _ in range(100)))",
-        100_000,
-        tmp_path,
-    )
-    assert "InputError" in done.stderr and "Free space there" in done.stderr
-    assert os.listdir(tmp_path) == []

@@ -124,7 +124,7 @@ def test_empty_queries_are_left_out_and_counted(tmp_path):
     assert list(read_synthetic(tmp_path / "set")) == rows[:2] + rows[3:]
     assert "genQ2" not in BeirDirectory(tmp_path / "set" / "beir").queries()
     empty = [dataclasses.replace(row, query="") for row in rows]
-    with pytest.raises(InputError, match="all 7 generated queries are empty; train"):
+    with pytest.raises(InputError, match="all 7 queries are empty; train"):
         write_synthetic(tmp_path / "none", empty, {}, None)
 
 
@@ -169,20 +169,4 @@ def test_unsound_rows_leave_nothing_behind(tmp_path, change, message):
     rows[3] = dataclasses.replace(rows[3], **change)
     with pytest.raises(InputError, match=message):
         write_synthetic(tmp_path / "set", rows, {}, None)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("words", [20, 20_000])
-def test_full_disk_leaves_nothing(tmp_path, run_limited, words):
-    """TensorFlow's writer fails (long rows), or only the close does (short ones)."""
-    done = run_limited(
-        "from tfdpsq.data.sets import SyntheticQuery, write_synthetic\n"
-        f"text = 'word ' * {words}\n"
-        "rows = (SyntheticQuery(f'genQ{i}', 'a query', f'd{i}', text, 0)\n"
-        "        for i in range(3000))\n"
-        "write_synthetic('set', rows, {}, None, shards=1)",
-        300_000,
-        tmp_path,
-    )
-    assert "InputError" in done.stderr and "Free space there" in done.stderr
     assert os.listdir(tmp_path) == []

@@ -75,7 +75,7 @@ def test_a_set_is_loaded_and_private_pairs_stay_private(source, tmp_path):
 
 def test_errors_say_what_to_give(source, tmp_path):
     builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder
-    with pytest.raises(InputError, match="needs a path"):
+    with pytest.raises(InputError, match="needs builder_kwargs"):
         builder(data_dir=tmp_path)
     with pytest.raises(DataError, match="no such directory"):
         builder(path=tmp_path / "nowhere", data_dir=tmp_path)

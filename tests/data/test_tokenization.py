@@ -139,12 +139,12 @@ def test_impossible_vocabularies_are_refused(tmp_path):
 
 
 def test_files_without_a_t5_vocabulary_are_named(tmp_path, model_file):
-    with pytest.raises(DataError, match=r"a.model: cannot be read \(No such file"):
+    with pytest.raises(DataError, match=r"a.model: cannot be read .*No such file"):
         Tokenizer(tmp_path / "a.model")
     damaged = model_file.read_bytes().replace(b"<0x4B>", b"<0x\xffB>", 1)
     for content in (b"", b"the\nof\nand\n", damaged):
         (tmp_path / "b.model").write_bytes(content)
-        with pytest.raises(DataError, match="b.model: is no SentencePiece model"):
+        with pytest.raises(DataError, match="b.model: cannot be read as a Sen"):
             Tokenizer(tmp_path / "b.model")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
@@ -152,7 +152,7 @@ def test_files_without_a_t5_vocabulary_are_named(tmp_path, model_file):
         vocab_size=40,
         minloglevel=2,
     )
-    with pytest.raises(DataError, match="A T5 vocabulary has pad 0, end 1, unknown 2"):
+    with pytest.raises(DataError, match="A T5's are 0, 1 and 2"):
         Tokenizer(tmp_path / "bert.model")
 
 
@@ -161,5 +161,5 @@ def test_a_pretrained_models_embeddings_are_few_more_than_its_pieces(tokenizer):
     pieces = tokenizer.vocabulary_size
     tokenizer.require_embeddings(pieces + 128, pretrained=True)
     tokenizer.require_embeddings(32_128)
-    with pytest.raises(InputError, match="was made with another vocabulary. Give that"):
+    with pytest.raises(InputError, match="give the vocabulary that it was made with"):
         tokenizer.require_embeddings(32_128, pretrained=True)

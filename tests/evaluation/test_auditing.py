@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
+from dp_accounting.pld import privacy_loss_distribution
 
-from tfdpsq.evaluation import audit_one_run, gaussian_dp_epsilon, one_run_p_value
+from tfdpsq.evaluation.auditing import audit_one_run, one_run_p_value
 from tfdpsq.validation import InputError
 
 
@@ -306,7 +307,12 @@ def _gaussian(random, canaries, mu):
 
 def test_gaussian_bound_is_below_epsilon_and_above_it_at_half_the_noise():
     mu, delta, canaries = 0.5, 1e-6, 50_000
-    epsilon = gaussian_dp_epsilon(mu, delta)
+    epsilon, doubled = (
+        privacy_loss_distribution.from_gaussian_mechanism(
+            1 / each
+        ).get_epsilon_for_delta(delta)
+        for each in (mu, 2 * mu)
+    )
     random = np.random.default_rng(3)
     pairs = [(100, 100), (400, 400), (1600, 1600)]
 
@@ -324,7 +330,7 @@ def test_gaussian_bound_is_below_epsilon_and_above_it_at_half_the_noise():
     # log odds μ²·(x - 1/2) are 1.2: a bound of about that, ε being 2.25.
     assert as_claimed.mean() > 0.5 * epsilon
     assert (halved > epsilon).all()
-    assert (halved <= gaussian_dp_epsilon(2 * mu, delta)).all()
+    assert (halved <= doubled).all()
 
 
 def test_ties_give_no_bound():

@@ -75,7 +75,7 @@ def test_empty_documents_are_allowed_but_not_a_corpus_of_them():
 
 def test_bad_documents_are_refused():
     with pytest.raises(InputError, match="id comes twice"):
-        BM25([("a", "word"), ("a", "other")])
+        BM25(lambda: [("a", "word"), ("a", "other")])
     with pytest.raises(InputError, match="none of the 2 documents"):
         BM25({"a": "", "b": "the"}.items, in_memory=0).search({"q": "word"})
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdpsq.evaluation import mauve_of_features, mauve_of_histograms
+from tfdpsq.evaluation.mauve import mauve_of_features, mauve_of_histograms
 from tfdpsq.validation import InputError
 
 # -- From histograms --------------------------------------------------------------

@@ -81,7 +81,6 @@ def test_measures_equal_trec_evals_rules_on_random_runs(seed):
         )
         np.testing.assert_array_equal(result.values(metric), got)
     assert result.missing == ("q10", "q17", "q3")
-    assert result.unjudged == ("not judged",)
     assert {"q14", "q19", "q4", "q9"} <= set(result.without_relevant)
 
 
@@ -156,18 +155,6 @@ def test_missing_queries_count_as_zero_and_are_reported():
     assert result.missing == ("b", "c", "e")
     assert result.without_relevant == ("e",)
     assert "counts as 0" in result.rules["missing_queries"]
-
-
-@pytest.mark.parametrize(
-    "qrels, run",
-    [
-        ({"q\0": {"d": 1}}, {"q\0": {"d": 1.0}}),
-        ({"q": {"d": 1}}, {"q": {"d": 1.0, "\0": 2.0}}),
-    ],
-)
-def test_ids_with_nul_are_refused(qrels, run):
-    with pytest.raises(InputError, match="holds a NUL character"):
-        evaluate_run(qrels, run)
 
 
 def test_self_matches_are_kept_or_removed_as_told():

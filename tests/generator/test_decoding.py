@@ -88,7 +88,7 @@ def test_dropping_finished_rows_changes_no_query():
     model = T5QueryGenerator(T5Config(_V, 1, 2, 16, 24, 8, dropout=0.0))
     documents, lengths = _documents(64 // samples)
     uniforms = np.random.default_rng(9).random((64, 20), dtype=np.float32)
-    mask = text_mask(_V, 50, (0, 2)) + 3.0 * tf.one_hot(_EOS, _V)
+    mask = text_mask(_V, 50) + 3.0 * tf.one_hot(_EOS, _V)
     together, lengths_of = _generate(
         model, documents, lengths, uniforms, TopP(0.95), mask=mask
     )
@@ -156,7 +156,7 @@ def _generate(
     mask=None,
 ):
     if mask is None:
-        mask = text_mask(_V, 50, (0, 2))
+        mask = text_mask(_V, 50)
     run = tf.function(
         lambda d, n, u: decode(model, d, n, u, config, mask),
         jit_compile=jit,

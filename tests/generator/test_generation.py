@@ -170,7 +170,6 @@ def test_generate_compiles_once_and_reads_the_weights_when_called(tokenizer):
     [
         (["a text"], {}, "no preprocessor"),
         ([[1.5]], {}, "float64"),
-        ([[0, 5, 1]], {}, "pad on the right"),
         ([[5, 1]], {"max_length": 0}, "max_length is 0"),
         ([[5, 1]], {"samples": 0}, "samples is 0"),
     ],

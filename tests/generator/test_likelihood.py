@@ -37,11 +37,11 @@ def _pairs():
 
 
 @pytest.mark.parametrize(
-    "version, soft_prompt, batch_size, compiled",
+    "version, soft_prompt, batch_size, static",
     [("1.1", 3, 7, False), pytest.param("1.0", 0, 8, True, marks=pytest.mark.slow)],
 )
 def test_scores_are_the_models_log_likelihoods_of_each_pair(
-    tokenizer, version, soft_prompt, batch_size, compiled
+    tokenizer, version, soft_prompt, batch_size, static
 ):
     model = _model(tokenizer, version, soft_prompt)
     lengths = {"document_length": 12, "query_length": 6}
@@ -52,7 +52,8 @@ def test_scores_are_the_models_log_likelihoods_of_each_pair(
     )
     assert (batch["query_lengths"] == 6).any() and (batch["query_lengths"] < 6).any()
     expected = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
-    scorer = QueryLikelihood(model, preprocessor, batch_size, compiled)
+    scorer = QueryLikelihood(model, preprocessor, batch_size)
+    scorer._run.static = static  # as on a TPU
     found = list(scorer.scores(iter(pairs)))
     assert np.std(expected) > 1
     np.testing.assert_allclose(found, expected, rtol=2e-5)

@@ -44,8 +44,6 @@ def check_layers(keras):
     dense.build((None, 5, 4))
     plain = dense(hidden)
     unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
-    einsum = keras.layers.EinsumDense("abc,cde->abde", [None, 3, 2], bias_axes="de")
-    planes = einsum(hidden)
     prompt = layers.SoftPrompt(2)
     longer = prompt(hidden, mask)
     vectors = np.tile(np.asarray(prompt.vectors)[None], (3, 1, 1))
@@ -61,7 +59,6 @@ def check_layers(keras):
         ),
         "Folded": (layers.Folded(dense), (hidden,), plain),
         "LoRADense": (layers.LoRADense(dense, 2, 4.0), (hidden,), plain),
-        "LoRAEinsumDense": (layers.LoRAEinsumDense(einsum, 2, 4.0), (hidden,), planes),
     }
     for name, (layer, arrays, expected) in cases.items():
         tensors = [tf.constant(array) for array in arrays]

@@ -17,7 +17,6 @@ from tfdpsq.layers import (
     FirstTokenPooling,
     Folded,
     LoRADense,
-    LoRAEinsumDense,
     MaskedMeanPooling,
     QueryAdapter,
     Scale,
@@ -95,20 +94,6 @@ _CASES = {
         ),
         (_floats(_B, _D),),
         ((_B, 4),),
-        4,
-        2,
-    ),
-    "LoRAEinsumDense": _Case(
-        lambda dtype=None, **options: LoRAEinsumDense(
-            keras.layers.EinsumDense(
-                "abc,cde->abde", [None, 2, 4], bias_axes="de", dtype=dtype
-            ),
-            2,
-            3.0,
-            **options,
-        ),
-        (_floats(_B, _L, _D),),
-        ((_B, _L, 2, 4),),
         4,
         2,
     ),

@@ -361,9 +361,9 @@ Each of several workers samples by a seed of its own.
 + seed = int(
 
 Under unit `query` a query is in as many rows as it has documents.
-@ data/pairs.py data/test_beir.py
-- _BEST_ROWS if best else _ROWS
-+ _ROWS
+@ data/beir.py data/test_beir.py
+- 1 if best else _ALL
++ _ALL
 
 All queries without an owner are one user.
 @ data/texts.py data/test_beir.py

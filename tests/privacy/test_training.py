@@ -285,6 +285,37 @@ def test_memory_that_runs_out_later_is_told_with_its_remedy(tmp_path):
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
 
 
+class _Full(tf.keras.optimizers.SGD):
+    """Finds no memory after its first update."""
+
+    def update_step(self, gradient, variable):
+        super().update_step(gradient, variable)
+
+        def memory():
+            raise MemoryError
+
+        tf.numpy_function(memory, [], [])
+
+
+def test_a_rehearsed_step_that_fails_costs_nothing_and_moves_no_weight(tmp_path):
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build([None, 3])
+    with pytest.raises(InputError, match="a step could not be tried"):
+        train(
+            _plan(),
+            lambda batch: layer(batch["x"])[:, 0] ** 2,
+            [layer.kernel],
+            _Full(0.1),
+            lambda at: {"x": np.ones([len(at), 3], np.float32)},
+            4,
+            layers=[layer],
+            directory=tmp_path,
+            data_fingerprint="twelve rows",
+        )
+    np.testing.assert_array_equal(layer.kernel, np.ones([3, 1]))
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 0
+
+
 @pytest.mark.parametrize("spec", [{"secure": True}, {"unit": "user"}])
 def test_a_rehearsed_step_leaves_nothing_behind(tmp_path, spec, caplog):
     """It tells how long a step takes, and in how much memory."""

@@ -25,6 +25,8 @@ class Row:
 class WordTokenizer:
     """One id from 2 to 59 a word, then EOS (1), then padding (0)."""
 
+    fingerprint = "words"
+
     def encode(self, texts, length):
         ids = np.zeros([len(texts), length], np.int32)
         lengths = np.zeros(len(texts), np.int32)
@@ -59,9 +61,9 @@ def make_config():
 def make_model(make_config):
     """Builds the tiny model with weights of a seed."""
 
-    def make(seed=0, dtype=None, **changes):
+    def make(seed=0, dtype=None, tokenizer=None, **changes):
         tf.keras.utils.set_random_seed(seed)
-        return TwoTower(make_config(**changes), dtype=dtype)
+        return TwoTower(make_config(**changes), tokenizer, dtype)
 
     return make
 
@@ -70,7 +72,7 @@ def make_model(make_config):
 def model(make_config):
     """The tiny model, built once: for tests that do not train it."""
     tf.keras.utils.set_random_seed(0)
-    return TwoTower(make_config())
+    return TwoTower(make_config(), WordTokenizer())
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ def test_equals_texts_encoded_one_by_one(model, tokenizer, n, batch_size, jit_co
     got = encode_texts(
         model,
         iter(texts),
-        tokenizer,
         "document",
         batch_size,
         progress=False,
@@ -38,18 +37,18 @@ def test_equals_texts_encoded_one_by_one(model, tokenizer, n, batch_size, jit_co
 
 
 def test_kind_chooses_tower_and_length(make_model, tokenizer):
-    model, texts = make_model(shared=False), _texts(9)
-    got = encode_texts(model, texts, tokenizer, "query", 4, progress=False)
+    model, texts = make_model(tokenizer=tokenizer, shared=False), _texts(9)
+    got = encode_texts(model, texts, "query", 4, progress=False)
     expected = model.encode_queries(*tokenizer.encode(texts, 6))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="kind is 'passage'"):
-        encode_texts(model, texts, tokenizer, "passage")
+        encode_texts(model, texts, "passage")
 
 
 def test_weights_trained_after_the_first_call_are_used(make_model, tokenizer):
-    model, texts = make_model(), _texts(3)
-    before = encode_texts(model, texts, tokenizer, "query", 2, progress=False)
+    model, texts = make_model(tokenizer=tokenizer), _texts(3)
+    before = encode_texts(model, texts, "query", 2, progress=False)
     for variable in model.trainable_variables:
         variable.assign_add(tf.random.normal(variable.shape, seed=1))
-    after = encode_texts(model, texts, tokenizer, "query", 2, progress=False)
+    after = encode_texts(model, texts, "query", 2, progress=False)
     assert np.abs(after - before).max() > 0.01

@@ -58,13 +58,12 @@ def test_layer_agrees_with_tfrs_brute_force():
     )
 
 
-def test_every_kind_of_index_serves_the_encoder(model, make_rows, tokenizer):
+def test_every_kind_of_index_serves_the_encoder(model, make_rows):
     rows = make_rows(400)
     embed = {
         kind: encode_texts(
             model,
             [getattr(row, kind) for row in rows],
-            tokenizer,
             kind,
             batch_size=64,
             progress=False,

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpsq.generator import checkpoints
 from tfdpsq.layers import build_encoder
-from tfdpsq.retriever import (
-    load,
-    save,
-)
+from tfdpsq.retriever import TwoTower, load, save
 from tfdpsq.validation import DataError, InputError
 
 
@@ -124,37 +122,69 @@ def test_towers_share_weights_only_when_told(make_model, shared):
     assert (float(tf.norm(gap)) < 1e-7) == shared
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_both_towers_start_from_an_encoder(make_model, make_config, shared):
-    t5 = make_config().t5
+@pytest.fixture
+def encoder(make_config, tmp_path):
+    """An encoder of random weights, saved as Hugging Face's in `tmp_path`."""
     tf.keras.utils.set_random_seed(8)
-    encoder = build_encoder(t5)
-    before = encoder.get_weights()
-    model = make_model(t5=t5, shared=shared)
-    towers = [model.query_tower, model.document_tower]
-    kernels = [tower.get_layer("projection").kernel.numpy() for tower in towers]
-    model.load_encoder_weights_from(encoder)
-    for tower in towers:
-        # One projection for both: two rotations would make every cosine noise.
-        np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernels[0])
-        own = tower.get_layer("t5_encoder")
-        for one, other in zip(own.get_weights(), before):
+    encoder = build_encoder(make_config().t5)
+    checkpoints.save(tmp_path, make_config().t5, encoder, encoder_only=True)
+    return encoder
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_both_towers_start_from_an_encoder(encoder, tmp_path, shared):
+    model = TwoTower.from_preset(tmp_path, shared=shared, query_length=9)
+    config = model.config
+    assert (config.embedding_dim, config.scale, config.query_length) == (16, 20.0, 9)
+    kernels = [tower.get_layer("projection").kernel for tower in model.towers]
+    # One projection for both: two rotations would make every cosine noise.
+    np.testing.assert_array_equal(*kernels)
+    own = [tower.get_layer("t5_encoder") for tower in model.towers]
+    for each in own:
+        for one, other in zip(each.get_weights(), encoder.get_weights()):
             np.testing.assert_array_equal(one, other)
-        # A copy: training a tower leaves the encoder, and the other tower, alone.
-        own.weights[0].assign_add(tf.ones_like(own.weights[0]))
-        np.testing.assert_array_equal(encoder.weights[0], before[0])
-        own.weights[0].assign(before[0])
+    # Copies: training a tower leaves the other one alone.
+    own[0].weights[0].assign_add(tf.ones_like(own[0].weights[0]))
+    gap = own[0].weights[0] - own[1].weights[0]
+    assert (float(tf.norm(gap)) == 0) == shared
+
+
+def test_a_preset_brings_its_vocabulary():
+    model = TwoTower.from_preset("t5_tiny_pydocs", query_length=24)
+    embedded = model.query_model(["how to sort a list", "sort"])
+    np.testing.assert_allclose(np.linalg.norm(embedded, axis=1), 1, atol=1e-6)
+
+
+def test_a_saved_retriever_is_a_preset(make_model, tmp_path):
+    """As it is, or with other settings of training around its weights."""
+    model = make_model(seed=3, shared=False, learned_scale=True)
+    save(model, tmp_path / "saved")
+    ids, lengths = _ids([5, 2], 5), tf.constant([5, 2])
+    for changes in ({}, {"scale": 5.0, "document_length": 7}):
+        again = TwoTower.from_preset(tmp_path / "saved", **changes)
+        assert again.config == dataclasses.replace(model.config, **changes)
+        for name in ("encode_queries", "encode_documents"):
+            np.testing.assert_array_equal(
+                getattr(again, name)(ids, lengths), getattr(model, name)(ids, lengths)
+            )
+
+
+@pytest.mark.parametrize("field, value", [("embedding_dim", 13), ("shared", True)])
+def test_settings_that_weights_contradict_are_refused(
+    make_model, tmp_path, field, value
+):
+    model = make_model(shared=False)
+    save(model, tmp_path / "saved")
+    with pytest.raises(InputError, match=f"{field} is {value}, but .* has "):
+        TwoTower.from_preset(tmp_path / "saved", **{field: value})
 
 
 @pytest.mark.parametrize("embedding_dim", [16, 12])
 def test_projection_as_wide_as_the_encoder_keeps_every_cosine(
-    make_model, make_config, embedding_dim
+    encoder, tmp_path, embedding_dim
 ):
     """The projection begins as a rotation; a narrower one cannot be one."""
-    tf.keras.utils.set_random_seed(9)
-    encoder = build_encoder(make_config().t5)
-    model = make_model(embedding_dim=embedding_dim, shared=False)
-    model.load_encoder_weights_from(encoder)
+    model = TwoTower.from_preset(tmp_path, embedding_dim=embedding_dim, shared=False)
     lengths = [3, 8, 1, 5]
     ids = _ids(lengths, 8)
     pooled = []
@@ -178,17 +208,6 @@ def test_projection_as_wide_as_the_encoder_keeps_every_cosine(
         np.testing.assert_allclose(
             kernel.T @ kernel, np.eye(embedding_dim), rtol=0, atol=1e-5
         )
-
-
-def test_an_encoder_of_another_shape_is_refused(make_model, make_config):
-    model = make_model()
-    changes = {"num_heads": 4, "key_value_dim": 4}  # as many weights
-    before = model.get_weights()
-    encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
-    with pytest.raises(InputError, match="not have the tower's shapes.*T5Config"):
-        model.load_encoder_weights_from(encoder)
-    for one, other in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):

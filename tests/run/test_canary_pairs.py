@@ -190,17 +190,17 @@ def test_most_pairs_keeps_a_random_share_and_all_canaries(tmp_path):
     _insert(tmp_path, "private/fewer", most_pairs=50, **options)
     made = canary_set.read_canaries(tmp_path / "private" / "fewer")
     fewer = BeirDirectory(tmp_path / "private" / "fewer" / canary_set.DATA)
-    found = set(fewer.positives("train"))
+    found = {row.query_id for row in fewer.positives("train")}
     added = {name for name in found if name.startswith(canary_set.ID_PREFIX)}
     kept = found - added
     assert len(added) == sum(canary.repetitions for canary in made) == 33
-    assert len(kept) == 50 and kept < set(given.positives("train"))
+    assert len(kept) == 50 and kept < {row.query_id for row in given.positives("train")}
     # Drawn at random, not the first ones.
     assert kept != {f"q{i}" for i in range(50)}
     for split in ("dev", "test"):
         assert fewer.qrels(split) == given.qrels(split)
     # What is left out is nowhere, and documents are all there: they are public.
-    left_out = set(given.positives("train")) - kept
+    left_out = {row.query_id for row in given.positives("train")} - kept
     assert left_out.isdisjoint(fewer.queries())
     assert [d.id for d in fewer.documents()] == [d.id for d in given.documents()]
     # Every query has a user, so that a generator can be trained for users.

@@ -90,6 +90,15 @@ def test_weights_that_saw_private_queries_are_no_start(job, tmp_path):
     assert not list(tmp_path.rglob("stage.json"))
 
 
+def test_retrievers_are_validated_on_pairs_that_are_free(job):
+    def hit_rates(name):
+        events = (job.directory / "private" / "logs" / name).rglob("events.out.*")
+        return any(b"factorized_top_k" in path.read_bytes() for path in events)
+
+    assert hit_rates("retriever_synthetic_eps8") and hit_rates("retriever_public_only")
+    assert not hit_rates("retriever_original")  # its pairs are private
+
+
 # -- Numbers -------------------------------------------------------------------------
 
 

@@ -9,12 +9,6 @@ from tfdpsq import lazy
 
 if TYPE_CHECKING:
     from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
-    from tfdpsq.data.io import (
-        atomic_directory,
-        atomic_write,
-        check_writable,
-        sha256_of_file,
-    )
     from tfdpsq.data.pseudo_queries import pseudo_pairs
     from tfdpsq.data.pydocs import build_pydocs, load
     from tfdpsq.data.rows import RowStore, write_rows
@@ -41,17 +35,13 @@ __all__ = [
     "RowStore",
     "SyntheticQuery",
     "Tokenizer",
-    "atomic_directory",
-    "atomic_write",
     "build_pydocs",
-    "check_writable",
     "decode_query",
     "encode_query",
     "load",
     "pseudo_pairs",
     "read_manifest",
     "read_synthetic",
-    "sha256_of_file",
     "train_vocabulary",
     "verify",
     "write_beir",

@@ -14,39 +14,55 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gzip
 import hashlib
-import io as streams
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from tfdpsq.data.io import atomic_directory
-from tfdpsq.data.lines import read_lines, read_objects
-from tfdpsq.data.pairs import Judgement, PairTable
-from tfdpsq.data.texts import Document, id_of, id_shown, number_shown, text_problem
+from tfdpsq.data.io import atomic_directory, read_lines, read_objects
+from tfdpsq.data.texts import Document, Pair, id_of, text_problem
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
-_LAYOUT = "a BEIR directory: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+_LAYOUT = "Give a BEIR directory: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 HEADER = "query-id\tcorpus-id\tscore"
 # Share of judgements of a published set that may be of documents it lacks.
 _MISSING = 0.01
+_SCHEMA = """
+create table judged (line integer, query text, document text, score integer,
+                     primary key (query, document)) without rowid;
+create index by_document on judged (document);
+create table queries (id text primary key, text text) without rowid;
+create table documents (id text primary key, text text) without rowid;
+create table pairs (row integer primary key, query text, document text);
+"""
+_KNOWN = """
+select line, query in (select id from queries), document in (select id from documents)
+from judged order by line
+"""
+_ROWS = """
+insert into pairs (query, document) select query, document from
+(select *, row_number() over (partition by query order by score desc, document) as place
+from judged) where place <= ? and document in (select id from documents)
+order by query, document
+"""
+_ALL = 2**62
+_JOINED = """
+select p.query, q.text, p.document, d.text from pairs as p
+join queries as q on q.id = p.query join documents as d on d.id = p.document
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Counts of a checked BEIR directory.
+    """Counts of a checked BEIR directory: queries of all splits, pairs of each.
 
-    Attributes:
-      documents: lines of the corpus.
-      queries: lines of the query file, whatever their split.
-      pairs: split -> judged pairs with a score above 0.
-      empty_documents: documents without title and text; see `as_published`.
-      unknown_judgements: judgements of documents that are not there, in all splits.
+    `empty_documents` have neither title nor text, and `unknown_judgements` are of
+    documents that are not there; see `BeirDirectory.as_published`.
     """
 
     documents: int
@@ -56,10 +72,90 @@ class Counts:
     unknown_judgements: int = 0
 
 
+class Judgement(NamedTuple):
+    """A line of a qrels file, with its number from 1; scores above 0 are relevant."""
+
+    line: int
+    query_id: str
+    document_id: str
+    score: int
+
+
+def open_unnamed(schema: str) -> sqlite3.Connection:
+    """Opens an empty database on disk, where SQLITE_TMPDIR or TMPDIR points to.
+
+    It has no name: nobody else can open it, and it disappears with the process.
+    """
+    store = sqlite3.connect("", check_same_thread=False)
+    store.execute(f"pragma cache_size=-{16 << 10}")  # KiB
+    store.execute("pragma journal_mode=off")
+    store.executescript(schema)
+    return store
+
+
+class PairTable(Sequence[Pair]):
+    """Pairs in the order of query and document ids, joined on disk by SQLite."""
+
+    def __init__(
+        self,
+        judgements: Iterable[Judgement],
+        queries: Iterable[tuple[str, str]],
+        documents: Iterable[tuple[str, str]],
+        best: bool,
+    ):
+        """Joins judgements with texts; those of unknown documents make no row.
+
+        Args:
+          judgements: each (query, document) once.
+          queries: (id, text); those that are not judged are passed over.
+          documents: likewise.
+          best: whether a query keeps one document only: that of the highest score, then
+            of the smallest id.
+        """
+        self._store = open_unnamed(_SCHEMA)
+        self._store.executemany("insert into judged values (?, ?, ?, ?)", judgements)
+        for table, column, rows in (
+            ("queries", "query", queries),
+            ("documents", "document", documents),
+        ):
+            self._store.executemany(
+                f"insert into {table} select ?1, ?2 where exists "
+                f"(select 1 from judged where {column} = ?1)",
+                rows,
+            )
+        self._store.execute(_ROWS, (1 if best else _ALL,))
+        (self._size,) = self._store.execute("select count(*) from pairs").fetchone()
+
+    def __len__(self) -> int:
+        """Returns the number of pairs."""
+        return self._size
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Streams the pairs."""
+        return (Pair(*row) for row in self._store.execute(f"{_JOINED} order by p.row"))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads a pair by its number, or a slice of them."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[int(index)] + 1
+        found = self._store.execute(f"{_JOINED} where p.row = ?", (row,)).fetchone()
+        return Pair(*found)
+
+    def ids(self) -> Iterator[tuple[str, str]]:
+        """Streams (query id, document id) of each row."""
+        return self._store.execute("select query, document from pairs order by row")
+
+    def known(self) -> Iterator[tuple[int, bool, bool]]:
+        """Streams (line, is the query known, is the document) of all judgements."""
+        return self._store.execute(_KNOWN)
+
+
 class BeirDirectory:
     """A BEIR directory, read lazily; every query and judgement is kept.
 
-    Each method reports the first bad line it meets; `validate` meets them all. Those
+    Each method raises DataError for the first bad line it meets: a malformed one, an
+    empty text, an id that is repeated or unknown. `validate` meets them all. Those
     that return a dictionary hold it in memory; `pairs` is for logs of any size.
 
     Attributes:
@@ -72,29 +168,18 @@ class BeirDirectory:
     """
 
     def __init__(self, path: str | os.PathLike, as_published: bool = False):
-        """Finds the files of the directory.
-
-        Raises:
-          DataError: the corpus, the queries, or all qrels are missing, or one of
-            them is there both plain and compressed.
-        """
+        """Finds the files; raises DataError if corpus, queries or qrels are missing."""
         self.path = Path(path)
         self.as_published = as_published
         if not self.path.is_dir():
-            raise DataError(self.path, "no such directory", f"Give {_LAYOUT}")
-        self.corpus_file = self._find("corpus")
-        self.queries_file = self._find("queries")
+            raise DataError(self.path, "no such directory", _LAYOUT)
+        self.corpus_file = self._find("corpus.jsonl")
+        self.queries_file = self._find("queries.jsonl")
         if not self.splits():
-            problem = "missing: no qrels/<split>.tsv is there"
-            raise DataError(self.path / "qrels", problem, f"Give {_LAYOUT}")
+            raise DataError(self.path / "qrels", "missing, or without a .tsv", _LAYOUT)
 
     def documents(self) -> Iterator[Document]:
-        """Streams the corpus, in the order of the file.
-
-        Raises:
-          DataError: a line is malformed, a document empty, an id repeated, or there is
-            no document.
-        """
+        """Streams the corpus, in the order of the file."""
         return read_documents(self.corpus_file, self.as_published)
 
     def queries(self) -> dict[str, str]:
@@ -102,28 +187,18 @@ class BeirDirectory:
         return dict(self.read_queries())
 
     def read_queries(self) -> Iterator[tuple[str, str]]:
-        """Streams (id, text) of all queries, as `read_query_lines`."""
+        """Streams (id, text) of all queries, in the order of the file."""
         return ((query_id, text) for query_id, text, _ in self.read_query_lines())
 
     def read_query_lines(self) -> Iterator[tuple[str, str, dict]]:
-        """Streams (id, text, other fields) of all queries, in the order of the file.
-
-        Raises:
-          DataError: a line is malformed, a text empty, an id repeated, or there is no
-            query.
-        """
-        for line, record in _records(self.queries_file):
-            text = _text(self.queries_file, line, record, "text")
+        """Streams (id, text, other fields) of all queries."""
+        for line, _, record in _records(self.queries_file):
+            query_id, text = record.pop("_id"), record.pop("text")
             if not text.strip():
-                problem = f"query {shown(record['_id'])} is empty"
-                remedy = "Remove it and its judgements, or give it a text"
+                problem, remedy = f"query {shown(query_id)} is empty", "Remove it"
                 raise DataError(self.queries_file, problem, remedy, line)
-            others = {
-                key: value
-                for key, value in record.items()
-                if key not in ("_id", "text") and value not in (None, "", {}, [])
-            }
-            yield record["_id"], text, others
+            others = {k: v for k, v in record.items() if v not in (None, "", {}, [])}
+            yield query_id, text, others
 
     def users(self, split: str | None = None, field: str = "user_id") -> dict[str, str]:
         """Returns query id -> whose query it is, for user-level privacy.
@@ -135,15 +210,18 @@ class BeirDirectory:
         Raises:
           DataError: one of the queries has no user, or two; a malformed line.
         """
-        wanted = None if split is None else self.positives(split)
-        return dict(self._users(field, lambda key: wanted is None or key in wanted))
+        among = {row.query_id for row in self.positives(split)} if split else None
+        return self._users(among, field)
 
     def owners(self, pairs: PairTable, field: str = "user_id") -> np.ndarray:
         """Returns [pairs] int64, the place of each pair's user among all, sorted.
 
-        `pairs` is what `pairs` or `all_pairs` returned; for the rest see `users`.
+        `pairs` is from `pairs` or `all_pairs`; for the rest see `users`.
         """
-        return pairs.user_numbers(self._users(field, pairs.has_query))
+        users = self._users({query_id for query_id, _ in pairs.ids()}, field)
+        places = {user: n for n, user in enumerate(sorted(set(users.values())))}
+        rows = (places[users[query_id]] for query_id, _ in pairs.ids())
+        return np.fromiter(rows, np.int64, len(pairs))
 
     def splits(self) -> tuple[str, ...]:
         """Returns the names of the splits, sorted."""
@@ -152,17 +230,28 @@ class BeirDirectory:
     def judgements(self, split: str) -> Iterator[Judgement]:
         """Streams the lines of a split's qrels, whatever their score.
 
-        A line that is there twice comes once.
-
-        Raises:
-          DataError: the split is missing, a line is malformed, or two contradict each
-            other.
+        A line that is there twice comes once; contradicting ones are an error.
         """
         path = self._qrels_file(split)
         if not path.is_file():
-            there = f"The splits here are: {', '.join(self.splits())}"
-            raise DataError(path, "missing", there)
-        return _read_judgements(path)
+            raise DataError(path, "missing", f"Choose among {', '.join(self.splits())}")
+        lines = read_lines(path)
+        if next(lines, (1, 0, ""))[2] != HEADER:
+            raise DataError(path, "not the header of qrels", f"Write {HEADER!r}", 1)
+        seen: dict[int, int] = {}
+        for line, _, content in lines:
+            fields = content.split("\t")
+            score = integer_score(fields[-1])
+            if len(fields) != 3 or not all(fields) or score is None:
+                problem = "not two ids and an integer score, separated by tabs"
+                raise DataError(path, problem, "1 is relevant, 0 is not", line)
+            key = hash((fields[0], fields[1]))
+            if seen.get(key, score) != score:
+                problem = "the same pair has another score on an earlier line"
+                raise DataError(path, problem, "Keep one of the lines", line)
+            if key not in seen:
+                seen[key] = score
+                yield Judgement(line, fields[0], fields[1], score)
 
     def qrels(self, split: str) -> dict[str, dict[str, int]]:
         """Returns query id -> document id -> score, scores of 0 and below included."""
@@ -171,16 +260,16 @@ class BeirDirectory:
             judged.setdefault(row.query_id, {})[row.document_id] = row.score
         return judged
 
-    def positives(self, split: str) -> dict[str, frozenset[str]]:
-        """Returns query id -> ids of the documents judged above 0; at least one."""
-        found: dict[str, set[str]] = {}
-        for row in self._positive(split):
-            found.setdefault(row.query_id, set()).add(row.document_id)
-        return {query_id: frozenset(ids) for query_id, ids in found.items()}
-
-    def answered(self, split: str) -> frozenset[str]:
-        """Returns the ids of the documents that a query of the split is judged for."""
-        return frozenset(row.document_id for row in self._positive(split))
+    def positives(self, split: str) -> Iterator[Judgement]:
+        """Streams the judgements above 0; raises DataError if there is none."""
+        empty = True
+        for row in self.judgements(split):
+            if row.score > 0:
+                empty = False
+                yield row
+        if empty:
+            problem, remedy = "no pair is judged above 0", "Add a relevant document"
+            raise DataError(self._qrels_file(split), problem, remedy)
 
     def pairs(self, split: str) -> PairTable:
         """Returns one pair per query of the split, sorted by query id, for training.
@@ -205,43 +294,22 @@ class BeirDirectory:
         """
         return self._joined(split, best=False)
 
-    def judged_queries(self, split: str) -> tuple[int, Iterator[tuple[str, str]]]:
-        """Returns the number of queries that a split judges, and streams (id, text).
-
-        They are sorted by id, on disk; with those that are judged 0 throughout.
-        """
-        table = PairTable(self.judgements(split), best=True)
-        table.add_queries(self.read_queries())
-        return table.query_texts()
-
     def validate(self, splits: Sequence[str] = ("train", "test")) -> Counts:
-        """Reads everything and checks it, before any work is built on it.
-
-        Every line must be sound, ids unique, texts not empty, and judgements of known
-        queries and documents.
-
-        Args:
-          splits: the splits that must be there. Others are not read.
-
-        Raises:
-          DataError: the first problem, with file, line, value and remedy.
-        """
-        pairs = {split: sum(1 for _ in self._positive(split)) for split in splits}
-        tables = {
-            split: PairTable(self.judgements(split), best=False) for split in splits
-        }
-        queries = documents = empty = 0
-        for query_id, _ in self.read_queries():
-            queries += 1
-            for table in tables.values():
-                table.add_queries([(query_id, "")])
+        """Checks all documents and queries, and the qrels of these splits."""
+        pairs = {split: sum(1 for _ in self.positives(split)) for split in splits}
+        queries = {query_id for query_id, _ in self.read_queries()}
+        documents, empty = set(), 0
         for document in self.documents():
-            documents += 1
+            documents.add(document.id)
             empty += not document.content
-            for table in tables.values():
-                table.add_documents([Document(document.id, "", "")])
-        unknown = sum(self._unknown(*item) for item in tables.items())
-        return Counts(documents, queries, pairs, empty, unknown)
+        unknown = 0
+        for split in splits:
+            rows = (
+                (row.line, row.query_id in queries, row.document_id in documents)
+                for row in self.judgements(split)
+            )
+            unknown += self._unknown(split, rows)
+        return Counts(len(documents), len(queries), pairs, empty, unknown)
 
     def fingerprint(self) -> str:
         """Returns a hash of documents, queries (with their fields) and judgements.
@@ -266,94 +334,63 @@ class BeirDirectory:
                 add("qrel", split, row.query_id, row.document_id, row.score)
         return f"{total % (1 << 256):064x}"
 
-    def _users(
-        self, field: str, wanted: Callable[[str], bool]
-    ) -> Iterator[tuple[str, str]]:
-        for line, record in _records(self.queries_file):
-            if wanted(record["_id"]):
-                yield record["_id"], _user_of(self.queries_file, line, record, field)
+    def _users(self, among: Container[str] | None, field: str) -> dict[str, str]:
+        return {
+            record["_id"]: _user_of(self.queries_file, line, record, field)
+            for line, _, record in _records(self.queries_file)
+            if among is None or record["_id"] in among
+        }
 
     def _find(self, name: str) -> Path:
-        paths = [self.path / f"{name}.jsonl{end}" for end in ("", ".gz")]
-        found = [path for path in paths if path.is_file()]
-        if not found:
-            raise DataError(paths[0], "missing (as is its .gz)", f"Give {_LAYOUT}")
-        if len(found) > 1:
-            problem = f"{found[1].name} is there too"
-            raise DataError(found[0], problem, "Move the one that is stale away")
-        return found[0]
+        for path in (self.path / name, self.path / f"{name}.gz"):
+            if path.is_file():
+                return path
+        raise DataError(self.path / name, "missing (as is its .gz)", _LAYOUT)
 
     def _qrels_file(self, split: str) -> Path:
-        if split != Path(split).name:
-            raise InputError(f"split is {shown(split)}; give a name such as 'train'.")
         return self.path / "qrels" / f"{split}.tsv"
 
-    def _positive(self, split: str) -> Iterator[Judgement]:
-        empty = True
-        for row in self.judgements(split):
-            if row.score > 0:
-                empty = False
-                yield row
-        if empty:
-            remedy = "A split needs at least one relevant document"
-            raise DataError(
-                self._qrels_file(split), "no pair is judged above 0", remedy
-            )
-
     def _joined(self, split: str, best: bool) -> PairTable:
-        """Joins judgements and texts; `best` keeps one document of a query."""
-        table = PairTable(self._positive(split), best)
-        table.add_queries(self.read_queries())
-        table.add_documents(self.documents())
-        if self._unknown(split, table):
-            table.drop_unknown()
+        contents = ((document.id, document.content) for document in self.documents())
+        table = PairTable(self.positives(split), self.read_queries(), contents, best)
+        self._unknown(split, table.known())
         return table
 
-    def _unknown(self, split: str, table: PairTable) -> int:
-        """Returns how many rows are of documents that are not there, if few may be."""
-        allowed = _MISSING * len(table) if self.as_published else 0
-        count, first = 0, None
-        for line, query_id, document_id, known_query in table.unknown():
-            name, file = f"document {id_shown(document_id)}", self.corpus_file.name
-            if not known_query:
-                name, file = f"query {id_shown(query_id)}", self.queries_file.name
-            first = first or (f"{name} is not in {file}", line)
-            count += 1 if known_query else len(table)
-        if first and count > allowed:
-            remedy = "Add it there, or remove this judgement"
-            raise DataError(self._qrels_file(split), first[0], remedy, first[1])
-        return count
+    def _unknown(self, split: str, rows: Iterable[tuple[int, bool, bool]]) -> int:
+        """Counts judgements of unknown documents; `rows` are as `PairTable.known`."""
+        total = unknown = first = 0
+        remedy = "Add it there, or remove this judgement"
+        for line, query, document in rows:
+            total += 1
+            if not query:
+                problem = f"its query is not in {self.queries_file.name}"
+                raise DataError(self._qrels_file(split), problem, remedy, line)
+            if not document:
+                unknown += 1
+                first = first or line
+        if unknown > (_MISSING * total if self.as_published else 0):
+            problem = f"its document is not in {self.corpus_file.name}"
+            raise DataError(self._qrels_file(split), problem, remedy, first)
+        return unknown
 
 
-class BeirWriter:
+class BeirWriter(contextlib.ExitStack):
     """Fills a directory with corpus, queries and qrels; a context manager.
 
-    A judgement must follow its document and its query. Of each document and query a
-    64-bit hash stays in memory. For a directory that appears as a whole, write into
-    `io.atomic_directory`.
+    A judgement must follow its document and its query, of whose ids 64-bit hashes stay
+    in memory.
     """
 
-    def __init__(self, directory: Path, compress: bool = False):
-        """Takes an existing directory; `compress` writes ``.jsonl.gz``."""
-        self._directory, self._compress = directory, compress
-        self._stack = contextlib.ExitStack()
-        self._files: dict[str, IO[str]] = {}
+    def __init__(self, directory: Path):
+        """Opens corpus and queries in an existing directory."""
+        super().__init__()
+        self._directory = directory
+        (directory / "qrels").mkdir()
+        self._files = {
+            "document": self._open("corpus.jsonl"),
+            "query": self._open("queries.jsonl"),
+        }
         self._held: dict[str, set[int]] = {"document": set(), "query": set()}
-
-    def __enter__(self) -> BeirWriter:  # noqa: PYI034 (Self is of Python 3.11)
-        """Opens corpus and queries."""
-        self._files["document"] = self._open("corpus.jsonl")
-        self._files["query"] = self._open("queries.jsonl")
-        (self._directory / "qrels").mkdir()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Closes all files; raises InputError if the set is empty."""
-        # Closing a file on a full disk only repeats the first error.
-        with contextlib.suppress(*([] if kind is None else [OSError])):
-            self._stack.close()
-        if kind is None and len(self._files) == 2:
-            raise InputError(f"{self._directory}: no judgement was given; add one.")
 
     def has_document(self, document_id: str) -> bool:
         """Returns whether a document of this id was added."""
@@ -369,58 +406,39 @@ class BeirWriter:
     ) -> None:
         """Adds a query; `fields` is what else its line holds, such as its user.
 
-        Raises:
-          InputError: its id is repeated or no id, or it is empty or no text.
+        Raises InputError if its id is unsound or repeated, or its text empty.
         """
         self._add("query", query_id, {**(fields or {}), "text": text}, text)
 
     def add_judgement(
         self, split: str, query_id: str, document_id: str, score: int
     ) -> None:
-        """Adds a line to ``qrels/<split>.tsv``.
-
-        Raises:
-          InputError: query or document were not added before, or the score is not an
-            integer.
-        """
-        what = f"judgement of query {shown(query_id)} and document {shown(document_id)}"
+        """Adds a judgement; raises InputError if query or document were not added."""
         for kind, key in (("query", query_id), ("document", document_id)):
             if hash(key) not in self._held[kind]:
-                raise InputError(f"{what}: no such {kind}; add the {kind} first.")
-        if isinstance(score, bool) or not isinstance(score, int):
-            raise InputError(f"{what}: the score is {score!r}; it must be an integer.")
+                raise InputError(f"no {kind} {shown(key)} is there; add it first.")
         name = f"qrels/{split}.tsv"
         if name not in self._files:
-            if not split or Path(split).name != split:
-                raise InputError(f"split is {split!r}; it must be a file name.")
-            path = self._directory / name
-            file = path.open("w", encoding="utf-8", newline="\n")
-            self._files[name] = self._stack.enter_context(file)
-            file.write(f"{HEADER}\n")
+            self._files[name] = self._open(name)
+            self._files[name].write(f"{HEADER}\n")
         self._files[name].write(f"{query_id}\t{document_id}\t{score}\n")
 
-    def _add(self, kind: str, key: str, content: dict[str, Any], text: Any) -> None:
-        what = f"{kind} {shown(key)}"
+    def _add(self, kind: str, key: str, content: dict[str, Any], text: str) -> None:
         line = json.dumps({"_id": key, **content}, ensure_ascii=False)
         problem = text_problem("its id", key, identifier=True)
-        problem = problem or text_problem("its text", text) or text_problem("it", line)
+        problem = problem or text_problem("it", line)
         if not problem and not text.strip():
             problem = "is empty"
         if not problem and hash(key) in self._held[kind]:
             problem = "was given twice"
         if problem:
-            raise InputError(f"{what} {problem}. Correct it before writing.")
+            raise InputError(f"{kind} {shown(key)} {problem}. Correct it first.")
         self._held[kind].add(hash(key))
         self._files[kind].write(f"{line}\n")
 
     def _open(self, name: str) -> IO[str]:
-        enter, path = self._stack.enter_context, self._directory / name
-        if not self._compress:
-            return enter(path.open("w", encoding="utf-8", newline="\n"))
-        raw = enter(path.with_suffix(".jsonl.gz").open("wb"))
-        # No name and no time in the header: the same content, the same bytes.
-        packed = enter(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
-        return enter(streams.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
+        path = self._directory / name
+        return self.enter_context(path.open("w", encoding="utf-8", newline="\n"))
 
 
 def write_beir(
@@ -428,7 +446,6 @@ def write_beir(
     documents: Iterable[Document],
     queries: Iterable[tuple[str, str]],
     qrels: Mapping[str, Iterable[tuple[str, str, int]]],
-    compress: bool = False,
 ) -> BeirDirectory:
     """Writes a BEIR directory, all of it or nothing.
 
@@ -437,138 +454,47 @@ def write_beir(
       documents: the corpus, streamed.
       queries: (id, text) of the queries of all splits, streamed.
       qrels: split -> (query id, document id, score), streamed.
-      compress: write ``.jsonl.gz`` (the same bytes on every run).
 
     Raises:
       InputError: a text is empty, an id repeated, or unknown in a judgement.
     """
-    with (
-        atomic_directory(path) as partial,
-        BeirWriter(partial, compress=compress) as writer,
-    ):
+    with atomic_directory(path) as partial, BeirWriter(partial) as writer:
         for document in documents:
             writer.add_document(document)
         for query_id, text in queries:
             writer.add_query(query_id, text)
         for split, rows in qrels.items():
-            for query_id, document_id, score in rows:
-                writer.add_judgement(split, query_id, document_id, score)
+            for row in rows:
+                writer.add_judgement(split, *row)
     return BeirDirectory(path)
 
 
 def read_documents(
-    path: str | os.PathLike,
-    may_be_empty: bool = False,
-    raw: Iterable[tuple[int, bytes]] | None = None,
+    path: str | os.PathLike, may_be_empty: bool = False
 ) -> Iterator[Document]:
-    """Streams the documents of a corpus.
-
-    Args:
-      path: one object a line with "_id", "text" and perhaps "title".
-      may_be_empty: whether documents may have neither title nor text.
-      raw: a part of the file, as `lines.raw_lines` yields it.
+    """Streams the documents of a ``corpus.jsonl``.
 
     Raises:
       DataError: a line is malformed, an id repeated, or there is no document.
     """
-    for line, record in _records(path, raw):
-        title = _text(path, line, record, "title")
-        document = Document(record["_id"], title, _text(path, line, record, "text"))
+    return (document for _, _, document in locate_documents(path, may_be_empty))
+
+
+def locate_documents(
+    path: str | os.PathLike, may_be_empty: bool = False, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, Document]]:
+    """Streams (line, its byte offset, document) from a place on: `io.text_lines`."""
+    for number, place, record in _records(path, offset, line):
+        document = Document(record["_id"], record["title"], record["text"])
         if not document.content and not may_be_empty:
             problem = f"document {shown(document.id)} is empty (no title, no text)"
-            raise DataError(path, problem, "Remove it, or give it a text", line)
-        yield document
+            raise DataError(path, problem, "Remove it, or give it a text", number)
+        yield number, place, document
 
 
 def names_user(record: dict, field: str) -> bool:
     """Returns whether a query's line has a value where `users` looks, sound or not."""
     return any(value not in (None, "") for value in _user_values(record, field))
-
-
-def _records(
-    path: str | os.PathLike, raw: Iterable[tuple[int, bytes]] | None = None
-) -> Iterator[tuple[int, dict]]:
-    """Yields the objects of a JSON-lines file, each with an ``_id`` of its own."""
-    seen: set[str] = set()
-    for line, record in read_objects(path, raw):
-        key = record.get("_id")
-        problem = text_problem("_id", key, identifier=True)
-        if not isinstance(key, str):
-            problem = "no text under '_id'"
-        elif key in seen:
-            problem = f"id {shown(key)} occurs on an earlier line"
-        if problem:
-            remedy = "Write an '_id' of its own, a text, into every line"
-            raise DataError(path, problem, remedy, line)
-        seen.add(str(key))
-        yield line, record
-    if raw is None and not seen:
-        raise DataError(path, "holds no line", "Add at least one")
-
-
-def _text(path: str | os.PathLike, line: int, record: dict, field: str) -> str:
-    """Returns a field of a record; one that is absent or null is empty."""
-    value = record.get(field)
-    value = "" if value is None else value
-    problem = text_problem(field, value)
-    if problem:
-        raise DataError(path, problem, "Write a string of valid Unicode", line)
-    return value
-
-
-def _user_of(path: Path, line: int, record: dict, field: str) -> str:
-    """Returns a query's user: text or a number in its metadata, or next to it."""
-    values = _user_values(record, field)
-    try:
-        found = {
-            id_of(value, of_user=True)
-            for value in values
-            if isinstance(value, (str, int)) and not isinstance(value, bool)
-        } - {""}
-        problem = "two users" if len(found) > 1 else f"no user under {field!r}"
-    except ValueError:
-        found, problem = set(), "a user whose last digits may have been rounded off"
-    if len(found) == 1:
-        return found.pop()
-    raise DataError(
-        path,
-        f"query {shown(record['_id'])} has {problem}",
-        f'Write "metadata": {{"{field}": ...}}, a text or an integer with all its '
-        "digits, into every query's line, or protect single queries",
-        line,
-    )
-
-
-def _user_values(record: dict, field: str) -> tuple[object, object]:
-    metadata = record.get("metadata")
-    inside = metadata.get(field) if isinstance(metadata, dict) else None
-    return inside, record.get(field)
-
-
-def _read_judgements(path: Path) -> Iterator[Judgement]:
-    lines = read_lines(path)
-    if next(lines, (1, ""))[1] != HEADER:
-        remedy = f"It must be the header {HEADER!r}"
-        raise DataError(path, "the first line is not the header", remedy, 1)
-    seen: dict[int, int] = {}
-    for line, content in lines:
-        fields = content.split("\t")
-        if len(fields) != 3 or not fields[0] or not fields[1]:
-            problem = f"{len(fields)} fields separated by tabs; expected three"
-            raise DataError(path, problem, f"Write {HEADER}", line)
-        query, document, score = fields[0], fields[1], integer_score(fields[2])
-        if score is None:
-            problem = f"the score is {number_shown(fields[2])}"
-            remedy = f"Write an integer up to {MOST_RELEVANT:,}; 1 is relevant"
-            raise DataError(path, problem, remedy, line)
-        key = hash((query, document))
-        if key not in seen:
-            seen[key] = score
-            yield Judgement(line, query, document, score)
-        elif seen[key] != score:
-            problem = f"query {id_shown(query)} and document {id_shown(document)}"
-            problem += " have another score on an earlier line"
-            raise DataError(path, problem, "Keep one of the lines", line)
 
 
 def integer_score(value: Any) -> int | None:
@@ -579,3 +505,51 @@ def integer_score(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return int(found) if whole else None
+
+
+def _records(
+    path: str | os.PathLike, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, dict]]:
+    """Yields the objects of a JSON Lines file, each with an ``_id`` of its own.
+
+    A title or text that is absent or null is empty.
+    """
+    seen: set[str] = set()
+    for number, place, record in read_objects(path, offset, line):
+        key = record.get("_id")
+        problem = text_problem("'_id'", key, identifier=True)
+        for field in ("title", "text"):
+            record[field] = "" if record.get(field) is None else record[field]
+            problem = problem or text_problem(field, record[field])
+        if not problem and key in seen:
+            problem = f"id {shown(key)} occurs on an earlier line"
+        if problem:
+            remedy = "Write an '_id' of its own and texts of valid Unicode"
+            raise DataError(path, problem, remedy, number)
+        seen.add(str(key))
+        yield number, place, record
+    if not seen:
+        raise DataError(path, "holds no line", "Add at least one")
+
+
+def _user_values(record: dict, field: str) -> tuple[object, object]:
+    metadata = record.get("metadata")
+    inside = metadata.get(field) if isinstance(metadata, dict) else None
+    return inside, record.get(field)
+
+
+def _user_of(path: Path, line: int, record: dict, field: str) -> str:
+    """Returns a query's user: text or a number in its metadata, or next to it."""
+    try:
+        found = {id_of(v, of_user=True) for v in _user_values(record, field)} - {""}
+    except (ValueError, OverflowError):
+        found = set()
+    if len(found) == 1:
+        return found.pop()
+    raise DataError(
+        path,
+        f"query {shown(record['_id'])} has no user under {field!r}, or several",
+        f'Write "metadata": {{"{field}": ...}}, a text or an integer with all its '
+        "digits, into every query's line, or protect single queries",
+        line,
+    )

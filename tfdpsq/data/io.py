@@ -1,9 +1,12 @@
-"""Files and directories that appear whole or not at all.
+"""Files that appear whole or not at all, and text files read line by line.
 
 Everything is written under a temporary name next to its destination, flushed to the
 device and renamed: a reader never meets half a file, and a run that fails leaves
-nothing. One that is killed leaves a `.NAME.<hex>.partial`, which nothing reads. Paths
-such as `gs://` go through `tf.io.gfile`; object stores write an object whole anyway.
+nothing. A killed one leaves a `.NAME.<hex>.partial`, which nothing reads. Paths such
+as `gs://` go through `tf.io.gfile`; object stores write an object whole anyway.
+
+Errors of readers name file and line and never repeat the line, which may be a private
+query.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import gzip
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,14 +56,8 @@ def open_binary(path: str | os.PathLike) -> BinaryIO:
 
 
 def copy_tree(source: str, target: str, last: str = "") -> None:
-    """Copies a directory between file systems, the file named `last` after all others.
-
-    Raises:
-      FileNotFoundError: the directory does not exist.
-    """
+    """Copies a directory between file systems, the file named `last` at the end."""
     source, target = source.rstrip("/"), target.rstrip("/")
-    if not gfile().isdir(source):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
     names = [
         f"{folder.rstrip('/')}/{name}"[len(source) + 1 :]
         for folder, _, inside in gfile().walk(source)
@@ -66,6 +66,72 @@ def copy_tree(source: str, target: str, last: str = "") -> None:
     for name in sorted(names, key=lambda name: (name == last, name)):
         gfile().makedirs(f"{target}/{name}".rpartition("/")[0])
         gfile().copy(f"{source}/{name}", f"{target}/{name}", overwrite=True)
+
+
+def text_lines(
+    path: str | os.PathLike, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, str]]:
+    """Yields (number from 1, offset, text with its end) of the lines of a text file.
+
+    The file is UTF-8, local or remote, perhaps `.gz`. Reading begins after `offset`
+    uncompressed bytes, which hold `line` lines. A byte order mark is left out.
+
+    Raises:
+      DataError: bytes that are not UTF-8, or a broken gzip file.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            file: Any = stack.enter_context(open_binary(path))
+            if os.fspath(path).endswith(".gz"):
+                file = stack.enter_context(gzip.open(file))
+            file.seek(offset)
+            for data in file:
+                line += 1
+                yield line, offset, data.decode("utf-8-sig" if line == 1 else "utf-8")
+                offset += len(data)
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start + 1} of the line is 0x{data[error.start]:02x}"
+        remedy = "Convert the file to UTF-8, e.g. with iconv"
+        raise DataError(path, f"{problem}, which is not UTF-8", remedy, line) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        problem = f"broken gzip file ({error})"
+        raise DataError(path, problem, "Copy or write it again", line + 1) from error
+
+
+def read_lines(
+    path: str | os.PathLike, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, str]]:
+    """Yields the lines of `text_lines` that are not blank, without their line ends."""
+    for number, place, text in text_lines(path, offset, line):
+        if text.strip():
+            yield number, place, text.rstrip("\r\n")
+
+
+def read_objects(
+    path: str | os.PathLike, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, int, dict]]:
+    """Yields (line number, offset, object) of a JSON Lines file, see `text_lines`."""
+    for number, place, text in read_lines(path, offset, line):
+        yield number, place, _object(path, text, "Write an object a line", number)
+
+
+def read_json(path: str | os.PathLike, remedy: str) -> dict[str, Any]:
+    """Returns the JSON object in a file; raises DataError with `remedy`."""
+    try:
+        with open_binary(path) as file:
+            return _object(path, file.read(), remedy)
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror})", remedy) from error
+
+
+def _object(path: Any, data: str | bytes, remedy: str, line: int | None = None) -> dict:
+    try:
+        value = parse_json(data)
+    except ValueError as error:
+        raise DataError(path, f"not JSON ({error})", remedy, line) from error
+    if not isinstance(value, dict):
+        raise DataError(path, "not a JSON object", remedy, line)
+    return value
 
 
 def sha256_of_file(path: str | os.PathLike) -> str:
@@ -82,54 +148,50 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary directory to fill, which then gets the name `path`.
 
     Raises:
-      InputError: `path` exists and is not an empty directory (before the body runs, or
-        meanwhile), it cannot be written, or the disk is full. Nothing is left then, nor
-        if the body raises.
+      InputError: `path` exists and is not an empty directory, it cannot be written, or
+        the disk is full. Nothing is left then, nor if the body raises.
     """
     target = Path(os.path.abspath(path))
-    _refuse_taken(target)
-    partial = target.with_name(partial_name(target.name))
-    with explained(target, any_error=True):
-        partial.mkdir(parents=True)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise InputError(
+            f"{target}: already exists, and is not an empty directory. Choose another."
+        )
+    with _renamed(target, Path.mkdir) as partial:
         if target.is_dir():
             shutil.copymode(target, partial)
-    try:
-        with explained(target):
-            yield partial
-            for folder, _, names in os.walk(partial):
-                for name in (*names, ""):
-                    flush(os.path.join(folder, name))
-        _refuse_taken(target)
-        with explained(target, any_error=True):
-            os.rename(partial, target)  # Also replaces an empty directory.
-            flush(target.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        yield partial
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary path to write, which then replaces the local file `path`.
 
-    Raises:
-      InputError: the place cannot be written, or the disk is full. An older file is
-        then still there, whole, as it is if the body raises.
+    An older file stays as it is if the body raises, or for an InputError: the place
+    cannot be written, or the disk is full.
     """
-    target = Path(os.path.abspath(path))
+    with _renamed(Path(os.path.abspath(path)), Path.touch) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def _renamed(target: Path, create: Callable[[Path], None]) -> Iterator[Path]:
     partial = target.with_name(partial_name(target.name))
     with explained(target, any_error=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
+        create(partial)
     try:
         with explained(target):
             yield partial
         with explained(target, any_error=True):
-            flush(partial)
-            os.replace(partial, target)
+            for each in (*partial.rglob("*"), partial):
+                flush(each)
+            os.replace(partial, target)  # also an empty directory
             flush(target.parent)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
         raise
 
 
@@ -148,27 +210,9 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Writes a JSON value as `atomic_write` does; equal values give equal bytes.
-
-    Raises:
-      TypeError, ValueError: `value` is not JSON, or holds NaN or an infinity.
-    """
+    """Writes JSON, without NaN, as `atomic_write` does; equal values, equal bytes."""
     text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
     atomic_write(path, text + "\n")
-
-
-def read_json(path: str | os.PathLike, remedy: str) -> dict[str, Any]:
-    """Returns the JSON object in a file; raises DataError with `remedy`."""
-    try:
-        with open_binary(path) as file:
-            value = parse_json(file.read())
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror})", remedy) from error
-    except ValueError as error:
-        raise DataError(path, f"not JSON ({error})", remedy) from error
-    if not isinstance(value, dict):
-        raise DataError(path, "not a JSON object", remedy)
-    return value
 
 
 def write_manifest(directory: Path, entries: dict[str, Any]) -> dict[str, Any]:
@@ -191,20 +235,14 @@ def verify_manifest(directory: Path, manifest: dict[str, Any], remedy: str) -> N
 
 
 def check_writable(directory: str | os.PathLike) -> Path:
-    """Creates a directory and proves, before hours of work, that it can be written.
-
-    Raises:
-      InputError: it cannot be created or written, or the disk is full.
-    """
+    """Creates a directory; raises InputError early if it cannot be written."""
     target = Path(os.path.abspath(directory))
     with explained(target, any_error=True):
         target.mkdir(parents=True, exist_ok=True)
-        probe = target / partial_name("probe")
-        try:
-            probe.write_bytes(bytes(1 << 16))
-            flush(probe)
-        finally:
-            probe.unlink(missing_ok=True)
+        with tempfile.TemporaryFile(dir=target) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
     return target
 
 
@@ -239,11 +277,9 @@ def explained(
 ) -> Iterator[None]:
     """Turns the errors of a full or closed disk into an InputError with a remedy.
 
-    Args:
-      target: what is written.
-      remains: what becomes of what is there.
-      any_error: whether every error of the system is about `target`. Inside a caller's
-        block it may be about a file that is only read, and passes unchanged.
+    `remains` says what becomes of what is there. With `any_error`, all errors of the
+    system are about `target`; in a caller's block some are of files it only reads, and
+    only those of a full disk are turned.
     """
     try:
         with full_disk_as_os_error():
@@ -265,16 +301,9 @@ def full_disk_as_os_error() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        errors = getattr(sys.modules.get("tensorflow"), "errors", None)
-        if errors is not None and isinstance(error, errors.OpError):
+        tensorflow = sys.modules.get("tensorflow")
+        if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):
             for number in FULL:
                 if os.strerror(number).lower() in str(error).lower():
                     raise OSError(number, os.strerror(number)) from error
         raise
-
-
-def _refuse_taken(target: Path) -> None:
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(
-            f"{target}: already exists, and is not an empty directory. Choose another."
-        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 import re
 import unicodedata
@@ -49,13 +50,9 @@ def pseudo_pairs(
 
     Sentences of paragraphs are preferred, then those of list entries (arguments,
     results), then clauses between commas, colons or semicolons; code, types and
-    headers are passed over. A document with none of these gives no pair. The choice
-    depends on the seed and the document alone, not on order or other documents.
-
-    Args:
-      documents: public documents, streamed.
-      seed: any integer.
-      per_document: pairs a document at most, each of another sentence.
+    headers are passed over. A document with none of these gives no pair, others
+    `per_document` at most. The choice depends on the seed and the document alone, not
+    on order or other documents.
 
     Yields:
       Pairs with the query ids pseudo-0, pseudo-1, ... in the order of the
@@ -78,39 +75,32 @@ def pseudo_pairs(
 
 
 def _candidates(text: str) -> list[tuple[int, int]]:
-    """Returns where the best kind of usable text stands: the first that occurs.
+    """Returns where usable text stands: of paragraphs, else list entries, else clauses.
 
-    The kinds: sentences of paragraphs, sentences of list entries, clauses.
+    Of equal sentences, the first counts.
     """
-    paragraphs: dict[str, tuple[int, int]] = {}
-    entries: dict[str, tuple[int, int]] = {}
-    clauses: dict[str, tuple[int, int]] = {}
-    found = [
-        (entries if listed else paragraphs, match)
-        for start, end, listed in _units(text)
-        for match in _SENTENCE.finditer(text, start, end)
-    ]
-    left: list[re.Match] = []
-    for (sentences, match), usable in zip(found, _usable(m for _, m in found)):
-        if usable:
-            sentences.setdefault(_clean(match.group()), match.span())
-        else:
-            left += _CLAUSE.finditer(text, match.start(), match.end())
-    if not paragraphs and not entries:
-        for part, usable in zip(left, _usable(left)):
-            if usable:
-                clauses.setdefault(_clean(part.group()), part.span())
-    return list((paragraphs or entries or clauses).values())
+    stretches = list(_units(text))
+    sentences: list[re.Match] = []
+    for kind in (False, True):
+        found = [
+            match
+            for start, end, listed in stretches
+            if listed == kind
+            for match in _SENTENCE.finditer(text, start, end)
+        ]
+        sentences += found
+        if spans := _usable(found):
+            return spans
+    sentences.sort(key=re.Match.start)
+    parts = [_CLAUSE.finditer(text, *match.span()) for match in sentences]
+    return _usable(itertools.chain.from_iterable(parts))
 
 
 def _units(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yields the stretches of a text that are prose, broken where sentences are.
+    """Yields (start, end, is it in a list) of stretches of prose.
 
     A stretch ends at blank lines, code, headers, and where an entry of a list
     begins; a list entry's name or bullet is left out.
-
-    Yields:
-      Start, end, and whether it belongs to a list (of arguments, of results).
     """
     start: int | None = None
     end = 0  # Stands for nothing until there is a start.
@@ -138,11 +128,14 @@ def _units(text: str) -> Iterator[tuple[int, int, bool]]:
         yield start, end, listed
 
 
-def _usable(matches: Iterable[re.Match]) -> list[bool]:
-    sentences = [_clean(match.group()) for match in matches]
+def _usable(matches: Iterable[re.Match]) -> list[tuple[int, int]]:
+    spans: dict[str, tuple[int, int]] = {}
+    for match in matches:
+        spans.setdefault(_clean(match.group()), match.span())
     return [
-        len(words) in WORDS and _is_prose(sentence.split())
-        for sentence, words in zip(sentences, words_of(sentences))
+        span
+        for (sentence, span), words in zip(spans.items(), words_of(spans))
+        if len(words) in WORDS and _is_prose(sentence.split())
     ]
 
 

@@ -9,7 +9,8 @@ imported.
 
 from __future__ import annotations
 
-import gc
+import ast
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -18,6 +19,7 @@ import os
 import platform
 import re
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,11 +27,10 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq.data.beir import BeirDirectory, BeirWriter, read_documents
-from tfdpsq.data.docstrings import Docstring, docstrings_of
 from tfdpsq.data.io import atomic_directory, write_json
-from tfdpsq.data.recurrence import Sentences, refuse_recurring
+from tfdpsq.data.recurrence import Sentences
 from tfdpsq.data.texts import Document
-from tfdpsq.validation import InputError
+from tfdpsq.validation import InputError, one_of
 
 STANDARD_LIBRARY = "python"
 
@@ -58,7 +59,42 @@ _DISTRIBUTIONS = {
 PUBLIC_TEXT = "public.jsonl"
 
 # Of the code that decides what a corpus holds, to the byte.
-_VERSION = 2
+_VERSION = 3
+
+_QUERY_WORDS = range(3, 26)
+_LEAST_DOCUMENT_WORDS = 15
+# Tests, caches, other people's packages, and machine-made copies of a package's
+# own sources (tensorflow_probability/substrates).
+_SKIPPED_FOLDERS = {
+    *"__pycache__ _test_data dist-packages idle_test site-packages".split(),
+    *"substrates test tests".split(),
+}
+_TEST_FILE = re.compile(r"(^test_.*|.*_tests?|^conftest)\.py$")
+_BLANK_LINE = re.compile(r"\n[ \t]*\n")
+_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclasses.dataclass(frozen=True)
+class Docstring:
+    """A docstring split at its first blank line.
+
+    Attributes:
+      summary: what comes before, white space collapsed.
+      body: what comes after, line breaks kept.
+    """
+
+    summary: str
+    body: str
+
+    @property
+    def is_document(self) -> bool:
+        """Returns whether the body is long enough to be a document: 15 words."""
+        return len(self.body.split()) >= _LEAST_DOCUMENT_WORDS
+
+    @property
+    def is_pair(self) -> bool:
+        """Returns whether it is a pair: the summary, its query, has 3 to 25 words."""
+        return len(self.summary.split()) in _QUERY_WORDS and self.is_document
 
 
 def load(path: str | os.PathLike = "pydocs") -> BeirDirectory:
@@ -82,33 +118,27 @@ def build_pydocs(
     next to the corpus.
 
     Args:
-      cache_dir: where corpora are kept; default ``$XDG_CACHE_HOME/tfdpsq``, else
-        ``~/.cache/tfdpsq``. An entry is keyed by all versions that matter.
+      cache_dir: where corpora are kept, by the versions that matter; by default
+        ``$XDG_CACHE_HOME/tfdpsq``, else ``~/.cache/tfdpsq``.
       packages: import names out of `PACKAGES` (a smaller corpus for tests).
 
     Raises:
-      InputError: a package is unknown or not installed, or the cache cannot be
-        written.
+      InputError: a package is not installed, or the cache cannot be written.
     """
     packages = tuple(sorted(set(packages)))
-    versions = _versions(packages)
+    versions = {package: _version(package) for package in packages}
     key = {"version": _VERSION, "versions": versions}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    target = _cache(cache_dir) / f"pydocs-{digest[:16]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tfdpsq")
+    target = Path(cache_dir or cache) / f"pydocs-{digest[:16]}"
     if target.is_dir() and any(target.iterdir()):
         return BeirDirectory(target)
-    enabled = gc.isenabled()
-    gc.disable()  # Syntax trees hold no cycles, and looking for them takes long.
-    try:
-        docstrings = [
-            docstring
-            for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
-            for docstring in docstrings_of(_folder(package))
-        ]
-        pairs, others = _public_and_private(docstrings)
-    finally:
-        if enabled:
-            gc.enable()
+    docstrings = [
+        docstring
+        for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
+        for docstring in docstrings_of(_folder(package))
+    ]
+    pairs, others = _public_and_private(docstrings)
     try:
         with atomic_directory(target) as partial:
             _write(partial, pairs, others, versions)
@@ -123,12 +153,7 @@ def build_pydocs(
 def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     """Yields all public text of a corpus: its documents, and then ``public.jsonl``.
 
-    Args:
-      directory: what `build_pydocs` returned, or any other BEIR directory, which
-        has its documents alone unless such a file is put next to them.
-
-    Raises:
-      DataError: malformed lines; names file and line.
+    Other BEIR directories have such a file only if it is put next to their documents.
     """
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
@@ -136,17 +161,62 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
         yield from read_documents(path, may_be_empty=True)
 
 
-def split_of(document_id: str) -> str:
+def docstrings_of(folder: str | os.PathLike) -> Iterator[Docstring]:
+    """Yields the docstrings with a blank line of all modules under a folder, in order.
+
+    Test folders and files are left out, as are files that do not parse.
+    """
+    root = Path(folder)
+    paths = []
+    for parent, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        paths += [
+            Path(parent, name)
+            for name in names
+            if name.endswith(".py") and not _TEST_FILE.match(name)
+        ]
+    for path in sorted(paths, key=lambda path: path.relative_to(root).parts):
+        source = path.read_bytes()
+        # Parsing is nearly all of the cost, and a file without these has nothing.
+        if b'"""' not in source and b"'''" not in source:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Invalid escapes in old sources.
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError):
+            continue  # Python 2 left-overs, templates.
+        for node in _owners(tree):
+            summary, *rest = _BLANK_LINE.split(ast.get_docstring(node) or "", 1)
+            # An escaped lone surrogate is no text.
+            if rest and not re.search("[\ud800-\udfff]", summary + rest[0]):
+                body = "\n".join(line.rstrip() for line in rest[0].splitlines())
+                yield Docstring(" ".join(summary.split()), body.strip())
+
+
+def _owners(
+    node: ast.AST,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yields what can have a docstring, in order; far fewer nodes than ast.walk."""
+    if isinstance(node, _OWNERS):
+        yield node
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        children = getattr(node, block, ())
+        if isinstance(children, list):  # The body of a lambda is an expression.
+            for child in children:
+                yield from _owners(child)
+
+
+def _split_of(document_id: str) -> str:
     """Returns the split of a document: 10 % test, 10 % dev, 80 % train."""
     place = int(hashlib.sha1(document_id.encode()).hexdigest()[:8], 16) % 100
     return "test" if place < 10 else "dev" if place < 20 else "train"
 
 
 def _public_and_private(
-    docstrings: Iterable[Docstring],
+    docstrings: list[Docstring],
 ) -> tuple[list[Docstring], list[str]]:
     """The pairs, and the bodies that make none; no query recurs in any body."""
-    docstrings = list(docstrings)
     # A query that is some document, word for word, would be a gift to retrieval.
     whole = {_letters_and_digits(d.body) for d in docstrings if d.is_document}
     asked = {
@@ -156,12 +226,9 @@ def _public_and_private(
     }
     # Those too that will make no pair, as their body is too short then: the set
     # must not depend on what is removed because of it.
-    queries = Sentences(asked)
-    bodies = {
-        body: queries.without(body).strip()
-        for body in {found.body for found in docstrings}
-    }
-    cleaned = [Docstring(found.summary, bodies[found.body]) for found in docstrings]
+    bodies = list(dict.fromkeys(found.body for found in docstrings))
+    left = dict(zip(bodies, map(str.strip, Sentences(asked).without(bodies))))
+    cleaned = [Docstring(found.summary, left[found.body]) for found in docstrings]
     pairs = _distinct(d for d in cleaned if d.is_pair and d.summary in asked)
     seen = {_letters_and_digits(pair.body) for pair in pairs}
     others = []
@@ -191,86 +258,52 @@ def _letters_and_digits(text: str) -> str:
 
 
 def _identifier(text: str) -> str:
-    return hashlib.sha1(_letters_and_digits(text).encode()).hexdigest()[:16]
+    return "pydocs-" + hashlib.sha1(_letters_and_digits(text).encode()).hexdigest()[:16]
 
 
 def _write(
     directory: Path, pairs: list[Docstring], others: list[str], versions: dict
 ) -> None:
-    documents: dict[str, Document] = {}
-    queries: list[tuple[str, str]] = []
-    qrels: dict[str, list] = {"train": [], "dev": [], "test": []}
-    for pair in pairs:
-        document_id = f"pydocs-{_identifier(pair.body)}"
-        query_id = f"q-pydocs-{_identifier(pair.summary)}"
-        documents.setdefault(document_id, Document(document_id, "", pair.body))
-        queries.append((query_id, pair.summary))
-        qrels[split_of(document_id)].append((query_id, document_id, 1))
     if not pairs:
         raise InputError(
             f"no docstring was found in {', '.join(versions)}; are the sources (.py) "
             "installed? Install Python and the packages with them."
         )
-    # A split that stays empty (a tiny corpus) has no file, and readers say so.
+    counts = dict.fromkeys(("train", "dev", "test"), 0)
+    documents = {_identifier(pair.body): pair.body for pair in pairs}
     with BeirWriter(directory) as writer:
-        for document in documents.values():
-            writer.add_document(document)
-        for query in queries:
-            writer.add_query(*query)
-        for split, rows in qrels.items():
-            for row in rows:
-                writer.add_judgement(split, *row)
+        for name, body in documents.items():
+            writer.add_document(Document(name, "", body))
+        for pair in pairs:
+            document_id, query_id = map(_identifier, (pair.body, pair.summary))
+            writer.add_query(f"q-{query_id}", pair.summary)
+            split = _split_of(document_id)
+            writer.add_judgement(split, f"q-{query_id}", document_id, 1)
+            counts[split] += 1
     with open(directory / PUBLIC_TEXT, "w", encoding="utf-8") as file:
         for text in others:
-            record = {"_id": f"pydocs-{_identifier(text)}", "text": text}
+            record = {"_id": _identifier(text), "text": text}
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    sentences = Sentences(text for _, text in queries)
-    for name in ("corpus.jsonl", PUBLIC_TEXT):
-        refuse_recurring(directory / name, sentences)
     provenance = {
         "source": "docstrings: summary -> rest",
         "versions": versions,
-        "counts": {
-            "documents": len(documents),
-            "queries": len(queries),
-            "pairs": {split: len(rows) for split, rows in qrels.items()},
-        },
+        "counts": {"documents": len(documents), "queries": len(pairs), "pairs": counts},
         "further_public_texts": len(others),
         "fingerprint": BeirDirectory(directory).fingerprint(),
     }
     write_json(directory / "provenance.json", provenance)
 
 
-def _cache(cache_dir: str | os.PathLike | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir)
-    # The XDG rules: an unset, empty or relative value means the default.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tfdpsq"
-
-
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    found, missing = {}, []
-    for package in packages:
-        if package not in PACKAGES:
-            raise InputError(
-                f"package is {package!r}; choose among {', '.join(PACKAGES)}."
-            )
-        distribution = _DISTRIBUTIONS.get(package, package)
-        try:
-            found[package] = (
-                platform.python_version()
-                if package == STANDARD_LIBRARY
-                else importlib.metadata.version(distribution)
-            )
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(distribution)
-    if missing:
+def _version(package: str) -> str:
+    if package == STANDARD_LIBRARY:
+        return platform.python_version()
+    name = _DISTRIBUTIONS.get(one_of("package", package, PACKAGES), package)
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         raise InputError(
-            f"pydocs reads docstrings of {', '.join(missing)}, not installed. Run: pip "
-            f"install {' '.join(missing)}"
-        )
-    return found
+            f"pydocs reads docstrings of {name}. Run: pip install {name}"
+        ) from None
 
 
 def _folder(package: str) -> Path:
@@ -279,4 +312,4 @@ def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)  # Finds a top package, imports nothing.
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"the package {package} is not found. Reinstall it.")
-    return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.submodule_search_locations[0])

@@ -10,10 +10,9 @@ fingerprint, on which guesses at them could be tested, are not for release.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from tfdpsq.data import io
 from tfdpsq.validation import DataError, InputError
 
 ROWS = "rows.npy"
-# Of the array's header, which is written again once the number of rows is known.
-_HEADER = 1024
 _REMEDY = "Move the directory away and make it again"
 
 
@@ -59,9 +56,7 @@ class RowStore:
           Field -> [R, ...], of the types that were written, in the order asked.
         """
         found = np.take(self._rows, np.asarray(indices, np.int64), axis=0)
-        return {
-            name: np.ascontiguousarray(found[name]) for name in found.dtype.names or ()
-        }
+        return {name: found[name].copy() for name in found.dtype.names or ()}
 
     def verify(self) -> None:
         """Reads everything; raises DataError if it is damaged."""
@@ -76,55 +71,41 @@ def write_rows(
     Args:
       path: the directory to make; it must not exist, or be empty.
       chunks: the rows, streamed; field -> [rows of this chunk, ...], of integers,
-        floats or booleans, all with the same fields, types and shapes.
-
-    Raises:
-      InputError: a chunk unlike the first, or none.
+        floats or booleans, all with the same fields, types and shapes; at least one.
     """
     row: np.dtype | None = None
     count = 0
     with io.atomic_directory(path) as partial:
         with open(partial / ROWS, "wb") as file:
-            file.write(bytes(_HEADER))
-            for number, chunk in enumerate(chunks):
-                described = _row_type(chunk)
-                if row not in (None, described):
-                    raise InputError(
-                        f"chunk {number} has the fields {described}, and the first "
-                        f"{row}; give all chunks the same."
-                    )
-                row = described
+            for chunk in chunks:
+                if row is None:
+                    row = _row_type(chunk)
+                    _write_header(file, row, 0)
                 packed = np.empty(len(next(iter(chunk.values()))), row)
-                for name, values in chunk.items():
-                    packed[name] = values
+                for name in row.names or ():
+                    packed[name] = chunk[name]
                 file.write(packed.tobytes())
                 count += len(packed)
             if row is None:
                 raise InputError("no rows were given; give at least one.")
             file.seek(0)
-            file.write(_header(row, count))
+            _write_header(file, row, count)
         io.write_manifest(partial, {})
     return RowStore(path)
 
 
 def _row_type(chunk: Mapping[str, Any]) -> np.dtype:
     """Returns the type of a row: all fields packed, sorted by name, little-endian."""
-    fields = {name: np.asarray(values) for name, values in chunk.items()}
     return np.dtype(
         [
-            (name, fields[name].dtype.newbyteorder("<"), fields[name].shape[1:])
-            for name in sorted(fields)
+            (name, np.asarray(values).dtype.newbyteorder("<"), np.shape(values)[1:])
+            for name, values in sorted(chunk.items())
         ]
     )
 
 
-def _header(row: np.dtype, count: int) -> bytes:
-    """Returns the header of an `.npy` file, version 1.0, padded to `_HEADER` bytes."""
-    magic = np.lib.format.magic(1, 0)
-    described = {
-        "descr": np.lib.format.dtype_to_descr(row),
-        "fortran_order": False,
-        "shape": (count,),
-    }
-    size = _HEADER - len(magic) - 2
-    return magic + struct.pack("<H", size) + f"{described!r:<{size - 1}}\n".encode()
+def _write_header(file: BinaryIO, row: np.dtype, count: int) -> None:
+    """Writes the header of an `.npy` file, which NumPy pads to fit any count."""
+    descr = np.lib.format.dtype_to_descr(row)
+    header = {"descr": descr, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)

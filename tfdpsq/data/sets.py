@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,8 @@ def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
     manifest = io.read_json(file, "Give a set that tfdpsq wrote")
     if (manifest.get("version"), manifest.get("schema")) != (VERSION, SCHEMA):
         raise DataError(file, f"not a set of version {VERSION}", "Make it again")
-    file, certificate = Path(path) / CERTIFICATE, None
-    if file.exists():
-        certificate = io.read_json(file, _REMEDY)
+    file = Path(path) / CERTIFICATE
+    certificate = io.read_json(file, _REMEDY) if file.exists() else None
     if certificate != manifest["certificate"]:
         problem = "is not the certificate the manifest holds"
         raise DataError(file, problem, f"Do not release this set. {_REMEDY}")
@@ -140,7 +140,7 @@ def read_synthetic(path: str | os.PathLike) -> Iterator[SyntheticQuery]:
     """Streams the queries in the order they were written, verified first."""
     manifest = verify(path)
     read = _read_parquet if manifest["format"] == PARQUET else _read_tfrecord
-    streams = [read(Path(path) / name) for name in manifest["records"]]
+    streams = [read(os.path.join(path, name)) for name in manifest["records"]]
     return (next(streams[row % len(streams)]) for row in range(manifest["count"]))
 
 
@@ -150,15 +150,11 @@ def is_marked(path: str) -> bool:
 
 
 def parquet_file(path: str) -> Any:
-    """Opens a Parquet file on any file system, as a `pyarrow.parquet.ParquetFile`.
-
-    Raises:
-      InputError: pyarrow is not installed.
-      DataError: the file is damaged.
-    """
+    """Opens a `pyarrow.parquet.ParquetFile`; raises DataError if it is damaged."""
+    arrow = _pyarrow()
     try:
-        return _pyarrow().parquet.ParquetFile(io.open_binary(path), pre_buffer=False)
-    except (_pyarrow().ArrowException, OSError) as error:
+        return arrow.parquet.ParquetFile(io.open_binary(path), pre_buffer=False)
+    except (arrow.ArrowException, OSError) as error:
         problem = f"it cannot be read: {str(error)[:200]}"
         raise DataError(path, problem, "Restore the file") from error
 
@@ -205,20 +201,15 @@ def _write(
     for folder in ("records", BEIR):
         (directory / folder).mkdir()
         io.write_json(directory / folder / PART_FILE, _PART)
-    names = [
-        f"records/synthetic-{shard:05d}-of-{shards:05d}.{form}"
-        for shard in range(shards)
-    ]
+    names = [f"records/synthetic-{i:05d}-of-{shards:05d}.{form}" for i in range(shards)]
     total = documents = written = empty = 0
     open_writer = _parquet_writer if form == PARQUET else _tfrecord_writer
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(open_writer(directory / name)) for name in names]
         beir = stack.enter_context(BeirWriter(directory / BEIR))
         for row in rows:
-            if not (row.query_id.startswith("genQ") and row.query_id[4:].isdecimal()):
-                raise InputError(
-                    f"query_id is {row.query_id!r}; expected genQ0, genQ1, ..."
-                )
+            if not re.fullmatch(r"genQ\d+", row.query_id):
+                raise InputError(f"query_id is {row.query_id!r}; expected genQ0, ...")
             if not row.query.strip():
                 empty += 1
                 continue
@@ -231,10 +222,9 @@ def _write(
             total += int.from_bytes(digest.digest(), "big")
             writers[written % shards](row)
             written += 1
-        if empty and not written:
+        if not written:
             raise InputError(
-                f"all {empty} generated queries are empty; train the generator "
-                "longer, or with less noise."
+                f"all {empty} queries are empty; train longer, or with less noise."
             )
     return {
         "version": VERSION,
@@ -256,40 +246,33 @@ def _tfrecord_writer(path: Path) -> Iterator[Callable[[SyntheticQuery], None]]:
         yield lambda row: writer.write(encode_query(row))
 
 
-def _read_tfrecord(path: Path) -> Iterator[SyntheticQuery]:
+def _read_tfrecord(path: str) -> Iterator[SyntheticQuery]:
     import tensorflow as tf
 
-    return map(
-        decode_query, tf.data.TFRecordDataset(os.fspath(path)).as_numpy_iterator()
-    )
+    return map(decode_query, tf.data.TFRecordDataset(path).as_numpy_iterator())
 
 
 @contextlib.contextmanager
 def _parquet_writer(path: Path) -> Iterator[Callable[[SyntheticQuery], None]]:
     arrow = _pyarrow()
-    schema = arrow.schema(
-        [(name, getattr(arrow, kind)()) for name, kind in SCHEMA.items()],
-        {MARK: _PART["part_of"]},
-    )
-    waiting: list[SyntheticQuery] = []
+    columns = [(name, getattr(arrow, kind)()) for name, kind in SCHEMA.items()]
+    schema = arrow.schema(columns, {MARK: _PART["part_of"]})
+    waiting: list[dict[str, Any]] = []
     # Documents repeat for each of their queries, which zstd finds.
     with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
 
-        def flush() -> None:
-            columns = [[getattr(row, name) for row in waiting] for name in SCHEMA]
-            writer.write_batch(arrow.record_batch(columns, schema=schema))
-            waiting.clear()
-
-        def write(row: SyntheticQuery) -> None:
-            waiting.append(row)
-            if len(waiting) == _BATCH:
-                flush()
+        def write(row: SyntheticQuery | None) -> None:
+            if row is not None:
+                waiting.append(vars(row))
+            if row is None or len(waiting) == _BATCH:
+                writer.write_table(arrow.Table.from_pylist(waiting, schema))
+                waiting.clear()
 
         yield write
-        flush()
+        write(None)
 
 
-def _read_parquet(path: Path) -> Iterator[SyntheticQuery]:
-    batches = parquet_file(os.fspath(path)).iter_batches(_BATCH)
+def _read_parquet(path: str) -> Iterator[SyntheticQuery]:
+    batches = parquet_file(path).iter_batches(_BATCH)
     rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
     return (SyntheticQuery(**row) for row in rows)

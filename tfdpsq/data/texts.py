@@ -1,4 +1,4 @@
-"""The records that every stage passes on: a document, and a query with one."""
+"""Documents, query-document pairs, and what counts as a text or an id."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from tfdpsq.validation import shown
-
-# In some languages a whole query has no white space, so that is not looked for.
-_NEARLY_A_NUMBER = re.compile(r"[-+0-9.,e]{1,20}|[-+]?(nan|inf|infinity)", re.I)
-_LIKE_AN_ID = re.compile(r"[!-~]{1,40}")
-# Below it, a float has the digits of the whole number that it was made from.
+# From here on, floats lose digits of whole numbers.
 _LARGEST = 2**53
 _WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
 # A large number as pandas, Spark, Excel and databases round it. Others with an
@@ -72,54 +67,28 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
-def number_shown(value: object) -> str:
-    """Returns what should be a number, for an error; not if it may be a query."""
-    if isinstance(value, str) and _NEARLY_A_NUMBER.fullmatch(value):
-        return repr(value)
-    return "not a number"
-
-
-def id_shown(value: str) -> str:
-    """Returns what should be an id, for an error; not if it may be a query."""
-    if _LIKE_AN_ID.fullmatch(value):
-        return shown(value)
-    return "whose id is not shown, as it may be a text,"
-
-
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
-    """Says what is wrong with a text, for the errors of readers and writers.
+    """Says what is wrong with a text called `field`, or returns `None`.
 
-    Args:
-      field: what the text is called.
-      value: what should be a text; it is not repeated, as it may be a private query.
-      identifier: whether it is an id, which must not be empty nor hold white
-        space (it would break qrels and TREC run files) or NUL (pytrec-eval's C code
-        would end the process).
-
-    Returns:
-      The problem in words, or None.
+    The value is not repeated, as it may be a private query. An `identifier` must not be
+    empty, nor hold white space (which breaks qrels and TREC run files) or NUL (at which
+    pytrec-eval crashes).
     """
     if not isinstance(value, str):
         return f"{field} is of type {type(value).__name__}, not a string"
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        place = f"character {error.start + 1}"
-        return f"{field} holds half a surrogate pair ({place}), which is not text"
-    if identifier and not value:
-        return f"{field} is ''; ids are not empty"
-    if identifier and value.split() != [value]:
-        return f"{field} holds white space, which breaks qrels and TREC files"
-    if identifier and "\0" in value:
-        return f"{field} holds a NUL character"
+    except UnicodeEncodeError:
+        return f"{field} holds half a surrogate pair, which is not text"
+    if identifier and (value.split() != [value] or "\0" in value):
+        return f"{field} is empty or holds white space or NUL; ids must not"
     return None
 
 
 def text_of(value: Any) -> str:
-    """Returns a value of a table as text; neither `None` nor NaN is text.
+    """Returns a value of a table as text, "" for `None` and NaN.
 
-    Raises:
-      ValueError: it is several values, or bytes that are not UTF-8.
+    Raises ValueError for several values and for bytes that are not UTF-8.
     """
     if isinstance(value, (list, dict)):
         raise ValueError
@@ -141,22 +110,18 @@ def id_of(value: Any, of_user: bool = False) -> str:
     | of a user: " Zoë", "nan"       | "Zoë" in NFC, "": nobody, not one busy person   |
 
     Raises:
-      ValueError: also for a value that is neither text nor a whole number.
+      ValueError, OverflowError: also for a value that is neither text nor whole.
     """
     text = text_of(value)
-    if not text or isinstance(value, (str, bytes, uuid.UUID)):
-        if of_user:
-            text = unicodedata.normalize("NFC", text.strip())
-            text = "" if text in _MISSING else text
-        return _one_spelling(text)
-    if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
-        raise ValueError
-    if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
-        raise ValueError
-    return str(int(value))
-
-
-def _one_spelling(text: str) -> str:
+    if text and not isinstance(value, (str, bytes, uuid.UUID)):
+        number = isinstance(value, (int, float, decimal.Decimal))
+        rounded = isinstance(value, float) and abs(value) >= _LARGEST
+        if not number or isinstance(value, bool) or rounded or value != int(value):
+            raise ValueError
+        return str(int(value))
+    if of_user:
+        text = unicodedata.normalize("NFC", text.strip())
+        text = "" if text in _MISSING else text
     if _ROUNDED.fullmatch(text):
         raise ValueError
     whole = _WHOLE.fullmatch(text)

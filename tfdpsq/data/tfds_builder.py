@@ -21,17 +21,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import tensorflow_datasets as tfds
 
-from tfdpsq import validation
 from tfdpsq.data import io, sets
 from tfdpsq.data.beir import BeirDirectory
 from tfdpsq.validation import InputError
-
-tfds: Any = validation.library(
-    "tensorflow_datasets",
-    "tfdpsq.data.tfds_builder needs TensorFlow Datasets. Run: pip install "
-    "tensorflow-datasets==4.9.10 'tensorflow-metadata<1.17'.",
-)
 
 
 class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
@@ -54,26 +48,26 @@ class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
           path: a BEIR directory or a set; what was prepared is kept under its
             fingerprint.
           **kwargs: as for every TFDS builder, except `config`. Without `data_dir`,
-            pairs of a BEIR directory, which may be private, are prepared in
-            ``private/tfds`` next to it.
+            pairs of a BEIR directory, which may be private, are prepared in the
+            ``private/tfds`` that it is in or next to.
 
         Raises:
           DataError: the directory is incomplete or malformed.
           InputError: `path` is missing.
         """
         if path is None:
-            raise InputError(
-                "beir_directory needs a path: tfds.load('beir_directory', "
-                "builder_kwargs={'path': ...})."
-            )
-        root = Path(path)
-        is_set = (root / io.MANIFEST).is_file()
-        if is_set:
+            raise InputError("beir_directory needs builder_kwargs={'path': ...}.")
+        root = Path(path).absolute()
+        if (root / io.MANIFEST).is_file():
             sets.verify(root)
-        self._beir = BeirDirectory(root / sets.BEIR if is_set else root)
-        if not is_set and kwargs.get("data_dir") is None:
-            kwargs["data_dir"] = _private(root.absolute()) / "tfds"
-            kwargs["data_dir"].mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._beir = BeirDirectory(root / sets.BEIR)
+        else:
+            self._beir = BeirDirectory(root)
+            if kwargs.get("data_dir") is None:
+                around = (each for each in root.parents if each.name == "private")
+                private = next(around, root.parent / "private")
+                kwargs["data_dir"] = private / "tfds"
+                kwargs["data_dir"].mkdir(parents=True, exist_ok=True, mode=0o700)
         kwargs.pop("config", None)
         config = tfds.core.BuilderConfig(
             name=self._beir.fingerprint()[:16], version=self.VERSION
@@ -103,11 +97,3 @@ class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
         for key, pair in enumerate(self._beir.all_pairs(split)):
             score = scores[pair.query_id][pair.document_id]
             yield key, {**vars(pair), "score": score}
-
-
-def _private(path: Path) -> Path:
-    """Returns the `private` directory that a path is in, or the one next to it."""
-    return next(
-        (each for each in path.parents if each.name == "private"),
-        path.parent / "private",
-    )

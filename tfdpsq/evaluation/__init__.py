@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tfdpsq import lazy
 
 if TYPE_CHECKING:
-    from tfdpsq.evaluation.auditing import audit_one_run, one_run_p_value
+    from tfdpsq.evaluation.auditing import audit_one_run
     from tfdpsq.evaluation.bleu import corpus_bleu
     from tfdpsq.evaluation.bm25 import BM25
     from tfdpsq.evaluation.copies import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from tfdpsq.evaluation.diversity import describe, diversity_difference, diversity_of
     from tfdpsq.evaluation.fusion import fit_weight, fuse
-    from tfdpsq.evaluation.mauve import mauve_of_features, mauve_of_histograms
+    from tfdpsq.evaluation.mauve import mauve_of_features
     from tfdpsq.evaluation.measures import (
         RankingResult,
         evaluate_run,
@@ -56,15 +56,10 @@ if TYPE_CHECKING:
         Interval,
         bootstrap_interval,
         compare_systems,
-        holm,
         macro_interval,
         paired_bootstrap,
-        randomization_p_value,
     )
-    from tfdpsq.evaluation.two_hypotheses import (
-        audit_two_hypotheses,
-        gaussian_dp_epsilon,
-    )
+    from tfdpsq.evaluation.two_hypotheses import audit_two_hypotheses
 else:
     __getattr__, __dir__ = lazy.package(__name__)
 
@@ -92,20 +87,15 @@ __all__ = [
     "exposure",
     "fit_weight",
     "fuse",
-    "gaussian_dp_epsilon",
     "gram_vectors",
-    "holm",
     "leaked_secrets",
     "least_mean_rank",
     "likelihood_ratio_scores",
     "macro_interval",
     "mauve_of_features",
-    "mauve_of_histograms",
     "nearest_by_cosine",
-    "one_run_p_value",
     "paired_bootstrap",
     "pure_epsilon_bound",
-    "randomization_p_value",
     "rank_p_value",
     "ranked",
     "read_trec_qrels",

@@ -119,7 +119,7 @@ def audit_one_run(
         def holds(epsilon: float, made: int = made, right: int = correct) -> bool:
             return one_run_p_value(canaries, made, right, epsilon, delta) <= level
 
-        found.append((largest(holds), correct, (most, least)))
+        found.append((_largest(holds), correct, (most, least)))
     epsilon, correct, pair = max(found, key=lambda each: each[0])
     return OneRunAudit(
         epsilon, delta, confidence, canaries, pair, correct, len(guesses)
@@ -185,17 +185,9 @@ def one_run_p_value(
     return total if total <= _USELESS else 1.0
 
 
-def largest(holds: Callable[[float], bool], high: float = 1.0) -> float:
-    """The largest x ≥ 0 up to which something holds, rounded down at its 12th digit.
-
-    Args:
-      holds: of x; true below some bound and false above.
-      high: a first guess at what is above it.
-
-    Returns:
-      The bound, or 0 if it does not hold there.
-    """
-    low = 0.0
+def _largest(holds: Callable[[float], bool]) -> float:
+    """The largest x ≥ 0 up to which something holds, rounded down; 0 if for none."""
+    low, high = 0.0, 1.0
     if not holds(low):
         return low
     while holds(high):

@@ -1,7 +1,7 @@
 """BM25, the reference row of words alone: as bm25s computes it.
 
-Up to a number of documents that library's index is searched; above it they are read
-twice for a search, and none is kept. Both ways give the same bits.
+Above a number of documents they are read twice for a search, and no index is kept. Both
+ways give the same bits.
 
 Scores are Lucene's variant (Kamphuis et al. 2020), for a query q and document d:
 
@@ -46,33 +46,29 @@ class BM25:
 
     def __init__(
         self,
-        documents: Mapping[str, str] | _Texts | Callable[[], _Texts],
+        documents: Mapping[str, str] | Callable[[], _Texts],
         in_memory: int = _IN_MEMORY,
         chunk: int = _CHUNK,
     ):
         """Indexes the documents, unless there are too many.
 
         Args:
-          documents: {document id: text}, or (document id, text) pairs of distinct ids;
-            or a function that yields the same pairs whenever it is called, for a corpus
-            that may be too large for memory.
-          in_memory: most documents of a function to index; no result depends on it.
+          documents: {document id: text}; or a function that yields the same (document
+            id, text) whenever it is called, for a corpus that memory may not hold.
+          in_memory: most documents to index; no result depends on it.
           chunk: documents in memory otherwise; nor on this.
         """
-        self._documents = documents if callable(documents) else None
+        read = documents if callable(documents) else documents.items
         self._chunk = chunk
-        pairs: _Texts = documents() if callable(documents) else ()
-        if not callable(documents):
-            pairs = documents.items() if isinstance(documents, Mapping) else documents
-        some = itertools.islice(pairs, in_memory + 1) if self._documents else pairs
         vocabulary: dict[str, int] = {}
         ids, rows = [], []
-        for document_id, found in _split(some):
+        for document_id, found in _split(itertools.islice(read(), in_memory + 1)):
             ids.append(document_id)
             rows.append([vocabulary.setdefault(w, len(vocabulary)) for w in found])
-        if self._documents and len(ids) > in_memory:
+        self._index = None
+        if len(ids) > in_memory:
+            self._documents = read
             return
-        self._documents = None
         if len(set(ids)) < len(ids):
             raise InputError("a document id comes twice; ids must be distinct.")
         if not vocabulary:
@@ -109,8 +105,8 @@ class BM25:
           cut too, go by document id, descending, as in trec_eval.
         """
         positive_integer("k", k)
-        if self._documents:
-            return self._streamed(self._documents, queries, k, progress)
+        if self._index is None:
+            return self._streamed(queries, k, progress)
         run = {}
         bar = tqdm(queries.items(), desc="BM25", unit="query", disable=not progress)
         for query_id, asked in _split(bar):
@@ -120,19 +116,12 @@ class BM25:
                 run[query_id] = dict(ranked(_best(self._ids, scores, k))[:k])
         return run
 
-    def _streamed(
-        self,
-        documents: Callable[[], _Texts],
-        queries: Mapping[str, str],
-        k: int,
-        progress: bool,
-    ) -> Run:
+    def _streamed(self, queries: Mapping[str, str], k: int, progress: bool) -> Run:
         """Counts the documents of each word of the queries, then scores by chunks."""
 
         def read(what: str) -> Iterator[tuple[str, list[str]]]:
-            return _split(
-                tqdm(documents(), what, unit="document", disable=not progress)
-            )
+            bar = tqdm(self._documents(), what, unit="document", disable=not progress)
+            return _split(bar)
 
         asked = dict(_split(queries.items()))
         known = dict.fromkeys(itertools.chain(*asked.values()))

@@ -1,16 +1,13 @@
 """Distances of generated texts from private ones: exact copies, nearest neighbours.
 
-**What these numbers are**: a description, by reading the private texts themselves. They
-attack nothing and guarantee nothing. A set without a single copy may still tell who was
-in the data, and a copy need be no leak: short queries recur, and what a public document
-says in so many words can be written without having seen any query. Guarantees are the
-certificate's; attacks are `auditing`'s.
+These numbers describe; they attack nothing and guarantee nothing. A set without a copy
+may still tell who was in the data, and a copy need be no leak: short queries recur, and
+a public document may say the same. Attacks are in `auditing`.
 
-A distance alone says nothing, as texts on one subject are close to each
-other. So it comes with a control: how near *held-out* private texts, which no model has
-seen, come to the same private ones. Mind what else the two differ in: texts generated
-for the private texts' own documents are nearer to them than held-out texts on other
-documents, also when the generator has never seen a private text.
+A distance comes with a control: how near *held-out* private texts, which no model has
+seen, come to the same private ones. Texts generated for the private texts' own
+documents are nearer to them than held-out texts on other documents, also when the
+generator has never seen a private text.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from tfdpsq.evaluation.significance import checked_values
 from tfdpsq.words import words_of
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-_MOST = 4
 
 
 def describe(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
@@ -42,10 +41,7 @@ def describe(values: Sequence[float] | np.ndarray) -> dict[str, Any]:
 
 
 def diversity_of(texts: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """Describes one set of texts.
-
-    Args:
-      texts: at least one.
+    """Describes one set of at least one text.
 
     Returns:
       "distinct": for n from 1 to 4 the different n-grams as a share of all, over the
@@ -56,7 +52,7 @@ def diversity_of(texts: Sequence[str]) -> dict[str, dict[Any, Any]]:
     """
     words = list(words_of(texts))
     distinct: dict[int, float | None] = {}
-    for n in range(1, _MOST + 1):
+    for n in range(1, 5):
         grams = [gram for text in words for gram in zip(*(text[i:] for i in range(n)))]
         distinct[n] = len(set(grams)) / len(grams) if grams else None
     counts = Counter(word for text in words for word in text)
@@ -76,12 +72,6 @@ def diversity_difference(
     first: Sequence[str], second: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """Compares two sets of texts by their lengths and words.
-
-    Two samples of one distribution differ by chance, and the more the smaller they are.
-
-    Args:
-      first: the set whose words are looked for in the other.
-      second: the other set.
 
     Returns:
       "lengths": the "total_variation" distance of the numbers of words, in [0, 1], for

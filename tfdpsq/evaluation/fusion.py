@@ -28,8 +28,7 @@ def fuse(
     """Fuses runs of the same corpus.
 
     Args:
-      runs: query id -> {document id: score}, larger is better. A query that one run
-        lacks is ranked by the others.
+      runs: query id -> {document id: score}, larger is better.
       weights: of each run, 0 or more.
       method: "scores" or "ranks".
       k: most documents to keep for a query.
@@ -84,8 +83,7 @@ def fit_weight(
 ) -> tuple[float, float]:
     """Chooses the weight of the second of two runs that is best for some queries.
 
-    The weight is a function of these queries: fit it on public or synthetic ones, as
-    one fitted on private queries tells about them.
+    Fit it on public or synthetic queries: one fitted on private queries tells of them.
 
     Args:
       first: a run, such as BM25's.
@@ -105,5 +103,5 @@ def fit_weight(
         ).means[metric]
         for weight in _WEIGHTS
     }
-    best = max(_WEIGHTS, key=lambda weight: (values[weight], -weight))
+    best = max(values, key=values.__getitem__)  # the first of equal ones
     return best, values[best]

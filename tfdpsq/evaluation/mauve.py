@@ -12,11 +12,10 @@ histograms are equal, near 0 where they share no cluster. As published, the curv
 taken at 25 evenly spaced λ from 0 to 1 and joined by straight lines: within .002 of the
 area where the histograms share most clusters, too large where they share few.
 
-**What moves the value besides the texts**: the model that makes the features, the
-number of clusters, and the seed of k-means (by up to 0.1 at 300 texts). Values compare
-only where all of these are the same, sizes included. So there is always a mean over
-seeds, with its deviation. Two samples of one distribution stay below 1, at about 0.96
-for a tenth as many clusters as texts.
+The model that makes the features, the number of clusters and of texts, and the seed of
+k-means (by up to 0.1 at 300 texts) move the value, too: values compare only where all
+are the same, and come as a mean over seeds. Two samples of one distribution stay below
+1, at about 0.96 for a tenth as many clusters as texts.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def mauve_of_features(
     centres them; normalising afterwards would discard the distance from the mean, by
     which too little diversity shows.)
 
-    Logs a warning below 1,000 texts on a side: clustering noise and the bias of small
-    histograms are then larger than most differences of interest.
+    Logs a warning below 1,000 texts on a side, where noise exceeds most differences.
 
     Args:
       first: [n, d] floating point, one row a text.

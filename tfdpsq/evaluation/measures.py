@@ -1,16 +1,14 @@
 """Ranking quality by trec_eval's rules, through pytrec-eval-terrier; TREC files.
 
-A *run* maps query id to {document id: score}; *qrels* map query id to
-{document id: relevance}. Everything that two evaluators could do differently
-(ties, gain, missing queries, self-matches) is decided here once and returned by
-`rules`, so that it can be written with the numbers.
+A *run* maps query id to {document id: score}; *qrels* map query id to {document id:
+relevance}. `rules` states what two evaluators could do differently: ties, gain, missing
+queries, self-matches.
 
 A run's line is `qid Q0 docid rank score tag`, a qrels line `qid 0 docid relevance`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import math
@@ -45,17 +43,12 @@ class RankingResult:
     means: dict[str, float]  # metric -> mean over every query of the qrels
     # judged queries for which the run returns nothing; each counts as 0
     missing: tuple[str, ...]
-    unjudged: tuple[str, ...]  # queries of the run that the qrels do not hold; left out
     # judged queries without a relevant document; each counts as 0
     without_relevant: tuple[str, ...]
     rules: dict[str, Any]  # see `rules`
 
     def values(self, metric: str) -> np.ndarray:
-        """One metric per query, [queries] float64, in sorted order of query id.
-
-        Two results over the same qrels are aligned, as `paired_bootstrap` needs.
-        """
-        validation.one_of("metric", metric, self.means)
+        """One metric per query, [queries] float64, in sorted order of query id."""
         return np.array([row[metric] for row in self.per_query.values()])
 
 
@@ -103,8 +96,7 @@ def evaluate_run(
 
     Returns:
       A `RankingResult`; a query missing from the run counts as 0 there, while
-      trec_eval itself would leave it out of the mean. So does every query of a run
-      that found nothing at all.
+      trec_eval itself would leave it out of the mean.
     """
     wanted = {metric: _measure(metric) for metric in metrics}
     if not wanted:
@@ -116,12 +108,8 @@ def evaluate_run(
             "id; check that both come from the same data and split."
         )
     warn_of_identical_ids(qrels, run, ignore_identical_ids)
-    judged = sorted(qrels)
-    clean = {
-        query_id: dict(hits)
-        for query_id in judged
-        if (hits := _checked(query_id, run.get(query_id, {}), ignore_identical_ids))
-    }
+    hits = {q: _checked(q, run.get(q, {}), ignore_identical_ids) for q in sorted(qrels)}
+    missing = tuple(query_id for query_id, found in hits.items() if not found)
     evaluator = pytrec_eval.RelevanceEvaluator(
         # All below 0 is equally not relevant; trec_eval crashes on what is below -1.
         {
@@ -130,31 +118,23 @@ def evaluate_run(
         },
         {measure for measure, _ in wanted.values()},
     )
-    found = evaluator.evaluate(clean)
-    relevant = {
-        query_id: sum(relevance > 0 for relevance in qrels[query_id].values())
-        for query_id in judged
-    }
-    per_query = {
-        query_id: {
-            # pytrec-eval drops a query without judgements.
+    values = evaluator.evaluate({q: found for q, found in hits.items() if found})
+    relevant = {q: sum(value > 0 for value in qrels[q].values()) for q in hits}
+    per_query = {}
+    for query_id in hits:
+        own = values.get(query_id, {})  # none for a query without judgements
+        per_query[query_id] = {
             metric: _value(
-                metric,
-                found.get(query_id, {}).get(measure.replace(".", "_"), 0.0),
-                k,
-                relevant[query_id],
+                metric, own.get(measure.replace(".", "_"), 0.0), k, relevant[query_id]
             )
             for metric, (measure, k) in wanted.items()
         }
-        for query_id in judged
-    }
-    missing = tuple(query_id for query_id in judged if query_id not in clean)
     if missing:
         logging.warning(
             "%d of %d judged queries have no result in the run and count as 0 "
             "(first: %r).",
             len(missing),
-            len(judged),
+            len(hits),
             missing[0],
         )
     return RankingResult(
@@ -164,8 +144,7 @@ def evaluate_run(
             for metric in wanted
         },
         missing=missing,
-        unjudged=tuple(sorted(set(run) - set(qrels))),
-        without_relevant=tuple(name for name in judged if not relevant[name]),
+        without_relevant=tuple(q for q, count in relevant.items() if not count),
         rules=rules(ignore_identical_ids),
     )
 
@@ -198,9 +177,7 @@ def _check_qrels(qrels: Qrels) -> None:
     if not qrels:
         raise InputError("qrels hold no query; there is nothing to score against.")
     for query_id, judgements in qrels.items():
-        _check_id(query_id)
         for document_id, relevance in judgements.items():
-            _check_id(document_id)
             whole = isinstance(relevance, numbers.Integral)
             if not whole or relevance > validation.MOST_RELEVANT:
                 # trec_eval keeps a table of all values.
@@ -211,28 +188,21 @@ def _check_qrels(qrels: Qrels) -> None:
                 )
 
 
-def _check_id(identifier: str) -> None:
-    # It ends the process in pytrec-eval's C code.
-    if "\0" in identifier:
-        raise InputError(f"id {identifier!r} holds a NUL character. Give another id.")
-
-
 def _checked(
     query_id: str, hits: Mapping[str, float], ignore_identical_ids: bool
-) -> list[tuple[str, float]]:
-    """Returns (document id, score as Python's float) of hits, checked."""
-    found = []
+) -> dict[str, float]:
+    """Returns hits with scores as Python's floats."""
+    found = {}
     for document_id, score in hits.items():
         if ignore_identical_ids and document_id == query_id:
             continue
-        _check_id(document_id)
         real = isinstance(score, numbers.Real) and math.isfinite(score)
         if not real or abs(score) >= _INFINITE:
             raise InputError(
                 f"score of document {document_id!r} for query {query_id!r} is "
                 f"{score!r}; it must be a number that is finite as float32."
             )
-        found.append((document_id, float(score)))
+        found[document_id] = float(score)
     return found
 
 
@@ -285,41 +255,30 @@ def write_trec_run(
     document has no line in this format.
 
     Args:
-      path: file to write; an existing one is replaced in one step.
+      path: file to write.
       run: query id -> {document id: score}, or such pairs, streamed.
       tag: name of the run, the last field of every line.
       ignore_identical_ids: leave out documents with their query's id, so that others
         who read the run measure what `evaluate_run` does under the same rule.
     """
     _check_word("tag", tag)
-
-    def lines() -> Iterator[str]:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
         for query_id, hits in run.items() if isinstance(run, Mapping) else run:
             _check_word("query id", query_id)
-            checked = dict(_checked(query_id, hits, ignore_identical_ids))
+            checked = _checked(query_id, hits, ignore_identical_ids)
             for rank, (document_id, score) in enumerate(ranked(checked), start=1):
                 _check_word("document id", document_id)
-                yield f"{query_id} Q0 {document_id} {rank} {score!r} {tag}\n"
-
-    _write_whole(path, lines())
+                file.write(f"{query_id} Q0 {document_id} {rank} {score!r} {tag}\n")
 
 
 def write_trec_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
-    """Writes judgements in TREC's format (no header, unlike BEIR's).
-
-    Args:
-      path: file to write; an existing one is replaced in one step.
-      qrels: query id -> {document id: relevance}.
-    """
-
-    def lines() -> Iterator[str]:
+    """Writes judgements in TREC's format (no header, unlike BEIR's)."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
         for query_id, judgements in qrels.items():
             _check_word("query id", query_id)
             for document_id, relevance in judgements.items():
                 _check_word("document id", document_id)
-                yield f"{query_id} 0 {document_id} {int(relevance)}\n"
-
-    _write_whole(path, lines())
+                file.write(f"{query_id} 0 {document_id} {int(relevance)}\n")
 
 
 def read_trec_run(path: str | os.PathLike) -> dict[str, dict[str, float]]:
@@ -339,8 +298,8 @@ def stream_trec_run(path: str | os.PathLike) -> Iterator[tuple[int, str, str, fl
     """Streams a run that may be too large for memory.
 
     Yields:
-      Line number, query id, document id and score. Whether a document comes twice is
-      for the caller to see; `repeated_hit` is the error.
+      Line number, query id, document id and score; `repeated_hit` is the error of a
+      document that comes twice, which the caller has to see.
     """
     for line, query_id, document_id, score in _lines(path, pytrec_eval.parse_run):
         try:
@@ -392,17 +351,3 @@ def _check_word(name: str, word: str) -> None:
             f"{name} is {word!r}; TREC files separate fields by white space, so it "
             "must be a non-empty string without any."
         )
-
-
-def _write_whole(path: str | os.PathLike, lines: Iterable[str]) -> None:
-    temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise

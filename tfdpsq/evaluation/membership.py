@@ -1,9 +1,8 @@
 """Membership inference: telling training queries from others by their scores.
 
-An attacker who can score texts, by a model's loss or by a set's language model, says
-"member" where the score is high. Members and non-members must be drawn from the same
-law, by chance alone: where they differ otherwise (in time, source or topic), the attack
-separates the two distributions, and its success is not a leak.
+An attacker who can score texts says "member" where the score is high. Members and
+non-members must be drawn from the same law: where they differ in time, source or topic,
+the attack separates the two distributions, and its success is not a leak.
 
 What counts is the rate of members found at a *low* rate of false alarms (Carlini et
 al. 2022, arXiv:2112.03570, section 3): an attack that is sure of a few members is worse

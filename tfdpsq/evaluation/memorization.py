@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import scipy.stats
 
-from tfdpsq.validation import InputError, in_range, positive_integer
+from tfdpsq.evaluation.significance import checked_values
+from tfdpsq.validation import InputError, in_range, positive_integer, shown
 
 
 def canary_ranks(
@@ -33,13 +34,19 @@ def canary_ranks(
       secret_scores: [canaries] float, higher where the model finds the secret more
         likely, such as log-likelihoods in nats.
       candidate_scores: [canaries, candidates - 1] float, of those not trained on.
-      seed: of the order among equal scores. A fixed rule would favour the secret or
-        its candidates, and the rank would not be uniform by chance.
+      seed: of the order among equal scores; a fixed rule would favour one of them.
 
     Returns:
       [canaries] int64, from 1, the most likely, to the number of candidates.
     """
-    secrets, others = _scores(secret_scores, candidate_scores)
+    secrets = checked_values("secret_scores", secret_scores)
+    others = np.asarray(candidate_scores, np.float64)
+    if others.shape != (len(secrets), others.shape[-1]) or not others.size:
+        raise InputError(
+            f"secret_scores has shape {secrets.shape}, candidate_scores "
+            f"{others.shape}; give [canaries] and [canaries, candidates - 1]."
+        )
+    checked_values("candidate_scores", others.ravel())
     higher = (others > secrets[:, None]).sum(axis=1)
     equal = (others == secrets[:, None]).sum(axis=1)
     # Ties: 0 to e of e equal candidates rank before the secret, with equal probability.
@@ -143,9 +150,7 @@ def least_mean_rank(epsilon: float, candidates: int) -> float:
         1 + Σ_{k=1}^{m-1} (1 - p_k(ε)).
 
     At ε = 0 that is chance, (m + 1)/2. Among 100 candidates it is 6.3 at ε = 2 and
-    1.00 at ε = 8: who reads such an ε as a promise about ranks is promised nothing.
-    (ε, δ)-DP promises less still. What a mechanism really shows may be far less than
-    its ε allows, and is measured.
+    1.00 at ε = 8, which promises nothing about ranks; (ε, δ)-DP promises less still.
 
     Args:
       epsilon: of the secret, at least 0: of a secret in r examples, r times that of
@@ -162,9 +167,8 @@ def least_mean_rank(epsilon: float, candidates: int) -> float:
 def leaked_secrets(secrets: Sequence[str], texts: Iterable[str]) -> tuple[bool, ...]:
     """Looks for secrets of digits in texts, whatever characters separate the digits.
 
-    Spaces, hyphens and letters between digits are left out on both sides: a generator
-    may well break a number up. For a short secret in long texts with many numbers this
-    finds it by chance as well; ten digits are long enough for queries.
+    A generator may break a number up. A short secret is found by chance as well; ten
+    digits are long enough for queries.
 
     Args:
       secrets: strings that hold at least 6 digits each.
@@ -187,28 +191,12 @@ def leaked_secrets(secrets: Sequence[str], texts: Iterable[str]) -> tuple[bool, 
     return tuple(found)
 
 
-def _scores(secrets: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    secrets, others = np.asarray(secrets, np.float64), np.asarray(others, np.float64)
-    if secrets.ndim != 1 or others.ndim != 2 or len(others) != len(secrets):
-        raise InputError(
-            f"secret_scores has shape {secrets.shape}, candidate_scores "
-            f"{others.shape}; give [canaries] and [canaries, candidates - 1]."
-        )
-    if not others.size or not np.isfinite(secrets).all() & np.isfinite(others).all():
-        raise InputError("a score is missing or not finite; look at the model.")
-    return secrets, others
-
-
 def _checked_ranks(ranks: np.ndarray, candidates: int) -> np.ndarray:
     ranks = np.asarray(ranks)
-    if ranks.ndim != 1 or not len(ranks) or not np.issubdtype(ranks.dtype, np.integer):
+    whole = ranks.ndim == 1 and len(ranks) and np.issubdtype(ranks.dtype, np.integer)
+    if not whole or ranks.min() < 1 or ranks.max() > candidates:
         raise InputError(
-            f"ranks is {ranks.dtype} of shape {ranks.shape}; give one integer for each "
-            "canary."
-        )
-    if ranks.min() < 1 or ranks.max() > candidates:
-        raise InputError(
-            f"ranks reach from {ranks.min()} to {ranks.max()}; among {candidates} "
-            f"candidates they must be in 1 to {candidates}."
+            f"ranks are {shown(ranks)}; give an integer from 1 to {candidates} for "
+            "each canary."
         )
     return ranks

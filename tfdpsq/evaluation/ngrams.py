@@ -1,9 +1,8 @@
 """An n-gram model of texts, which any recipient of a synthetic set can train.
 
-Attacks on a released *set*, rather than on the model that wrote it, have nothing but
-its texts. A small language model of them scores any text by how much the set sounds
-like it; canaries, or members, that the set sounds more like than chance has it have
-left a trace (cf. Meeus et al. 2025, arXiv:2502.14921).
+A small language model of a released set scores any text by how much the set sounds
+like it: canaries, or members, that it sounds more like than by chance have left a trace
+(cf. Meeus et al. 2025, arXiv:2502.14921).
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ class NgramModel:
     """
 
     def __init__(self, texts: Iterable[str], order: int = 3):
-        """Counts.
-
-        Args:
-          texts: what to learn from, read once.
-          order: n, the number of words that a probability looks at; at least 1.
-        """
+        """Counts the n-grams of texts, read once; `order` is n, at least 1."""
         self.order = positive_integer("order", order)
         self._follow: dict[tuple[str, ...], collections.Counter[str]] = {}
         for found in filter(None, words_of(texts)):

@@ -1,9 +1,8 @@
 """Overlap of a sample of texts with a corpus that a model was pretrained on.
 
-A model that read a document, or even a query, before any private training may give it
-back without having learned it from the private data; what it gives back then says less
-about either. The paper (§5.2.3) counts exact matches in samples of 10,000 queries and
-of 10,000 documents against C4. Here, for each text, on the words of `tfdpsq.words`:
+A model may give back what it read before any private training. The paper (§5.2.3)
+counts exact matches in samples of 10,000 queries and of 10,000 documents against C4.
+Here, for each text, on the words of `tfdpsq.words`:
 
 | | |
 |---|---|
@@ -11,19 +10,17 @@ of 10,000 documents against C4. Here, for each text, on the words of `tfdpsq.wor
 | contained | a record has all of its words in a row                   |
 
 Words are compared by 63 bits of a hash each: taken as random, two different words share
-one with a chance of 1.1e-19. Equal implies contained. A text without a word matches
-nothing. In scripts without spaces a text is contained where its characters are, unless
-it is a single one: that is a word only where it stands alone.
+one with a chance of 1.1e-19. Equal implies contained; a text without a word matches
+nothing.
 
 The sample is held in memory; the corpus is streamed once. A text is looked for at its
-first words: every run of up to eight words of the corpus is hashed once more and looked
+first words, up to eight: every run of as many words of the corpus is hashed and looked
 up, and where it is found, the words behind it are compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,9 +32,8 @@ from tfdpsq import words
 from tfdpsq.validation import InputError, in_range, positive_integer
 
 _RECORDS = 1024
-# First words of a text that are looked up together.
-_LEAD = 8
-# Any odd number does; it is 5 modulo 8, so that no power below 2^62 is 1.
+_LEAD = 8  # first words of a text that are looked up together
+# Odd, and 5 modulo 8, so that no power below 2^62 is 1.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -47,68 +43,46 @@ class Overlap:
 
     equal: np.ndarray  # [texts] bool, a record has the same words and no others
     contained: np.ndarray  # [texts] bool, a record has all its words in a row
-    # [texts, 2] int64, where it is contained first: number of the `scan` and of the
-    # record in it, both from 0; of an equal record where there is one, and -1 where
-    # there is none at all
+    # [texts, 2] int64, the first equal record, else the first that contains it: number
+    # of the `scan` and of the record in it, from 0; -1 where there is none
     place: np.ndarray
-    records: int  # how many records the corpus had
-    corpus_bytes: int  # how long they were together, in UTF-8
+    records: int  # of the corpus
+    corpus_bytes: int  # of all records, in UTF-8
 
 
 class OverlapScan:
     """Looks for a sample of texts in a corpus, part by part.
 
     Attributes:
-      records: how many records were looked at.
-      corpus_bytes: how long they were together, in UTF-8.
-      scans: how many calls of `scan` are complete.
+      records: records looked at, `corpus_bytes` in UTF-8.
+      scans: complete calls of `scan`.
     """
 
     def __init__(self, texts: Sequence[str]):
-        """Hashes the sample.
-
-        Args:
-          texts: the sample; texts with the same words are looked for once.
-        """
+        """Hashes the sample."""
         hashes, ends = words.word_hashes(texts)
-        numbers: dict[bytes, int] = {}
-        self._texts: list[np.ndarray] = []
-        self._number = np.full(len(texts), -1)
-        for at, (start, end) in enumerate(zip(ends, ends[1:])):
-            own = hashes[start:end]
-            if len(own):
-                number = numbers.setdefault(own.tobytes(), len(numbers))
-                self._texts += [own] if number == len(self._texts) else []
-                self._number[at] = number
-        if not numbers:
+        self._texts = np.split(hashes, ends[1:-1])
+        by_lead: dict[int, dict[int, list[int]]] = {}
+        for number, own in enumerate(self._texts):
+            if size := min(len(own), _LEAD):
+                *_, (lead,) = _runs(own[:size], size)
+                by_lead.setdefault(size, {}).setdefault(int(lead), []).append(number)
+        if not by_lead:
             raise InputError(
                 f"none of the {len(texts)} texts of the sample holds a word; there is "
                 "nothing to look for."
             )
-        # Size of a lead -> its sorted hashes, and numbers of the texts that begin so.
-        self._leads: dict[int, tuple[np.ndarray, list[list[int]]]] = {}
-        by_lead: dict[int, dict[int, list[int]]] = {}
-        for number, own in enumerate(self._texts):
-            size = min(len(own), _LEAD)
-            *_, (lead,) = _runs(own[:size], size)
-            by_lead.setdefault(size, {}).setdefault(int(lead), []).append(number)
-        for size, found in by_lead.items():
-            leads = sorted(found)
-            numbered = [found[lead] for lead in leads]
-            self._leads[size] = np.array(leads, np.uint64), numbered
-        digest = hashlib.sha256(b"\0".join(numbers))
-        self._sample = np.frombuffer(digest.digest(), np.uint8)
+        # Size of a lead -> its sorted hashes, and the texts that begin with each.
+        self._leads = {
+            size: (np.array(sorted(found), np.uint64), found)
+            for size, found in by_lead.items()
+        }
         # Of contained and of equal texts: number of the scan, of the record in it.
-        self._places = np.full([2, len(numbers), 2], -1)
+        self._places = np.full([2, len(texts), 2], -1)
         self.records = self.corpus_bytes = self.scans = 0
 
     def scan(self, records: Iterable[str]) -> None:
-        """Looks at a part of the corpus, a file for instance.
-
-        Args:
-          records: its texts, streamed; no match reaches from one into the next. What
-            they raise comes through, and the scan is then of no further use.
-        """
+        """Looks at the records of a part of the corpus, a file for instance."""
         stream = iter(records)
         first = 0
         while batch := list(itertools.islice(stream, _RECORDS)):
@@ -130,26 +104,19 @@ class OverlapScan:
             met = (leads[rank] == runs) & (left[: len(runs)] >= size)
             for start in np.flatnonzero(met):
                 row = record[start]
-                for number in texts[rank[start]]:
+                for number in texts[int(runs[start])]:
                     own = self._texts[number]
                     whole = ends[row + 1] - ends[row] == len(own)
-                    new = self._places[: 1 + whole, number, 0] < 0
-                    end = start + len(own)
-                    if not new.any() or left[start] < len(own):
-                        continue
-                    if np.array_equal(own, hashes[start:end]):
-                        place = self.scans, first + row
-                        self._places[: 1 + whole, number][new] = place
+                    places = self._places[: 1 + whole, number]
+                    new = places[:, 0] < 0
+                    if new.any() and np.array_equal(
+                        own, hashes[start : start + min(left[start], len(own))]
+                    ):
+                        places[new] = self.scans, first + row
 
     def result(self) -> Overlap:
         """Returns the matches in all parts so far."""
-        if not self.records:
-            raise InputError(
-                "the corpus holds no record; against nothing, nothing overlaps. Give "
-                "the files that hold its texts."
-            )
-        there = self._number >= 0
-        contained, equal = np.where(there[:, None], self._places[:, self._number], -1)
+        contained, equal = self._places
         return Overlap(
             equal=equal[:, 0] >= 0,
             contained=contained[:, 0] >= 0,
@@ -161,22 +128,12 @@ class OverlapScan:
     def state(self) -> dict[str, np.ndarray]:
         """Returns the state of all complete `scan` calls, for `merge`."""
         return {
-            "sample": self._sample,
             "places": self._places.copy(),
             "counts": np.array([self.scans, self.records, self.corpus_bytes]),
         }
 
     def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        """Adds what another scan of the same sample found in the next parts.
-
-        Whoever scans the parts of a corpus in several processes, and merges their
-        states in the order of the parts, has what a single scan has.
-
-        Args:
-          state: of the other scan, which began without any.
-        """
-        if not np.array_equal(state["sample"], self._sample):
-            raise InputError("the state is of another sample. Start again without it.")
+        """Adds the state of another scan, of the same sample in the next parts."""
         theirs = state["places"]
         theirs = np.where(theirs >= 0, theirs + [self.scans, 0], theirs)
         self._places = np.where(self._places[..., :1] >= 0, self._places, theirs)
@@ -197,16 +154,10 @@ def _runs(hashes: np.ndarray, most: int) -> Iterable[np.ndarray]:
 
 
 def draw_samples(population: int, size: int, draws: int, seed: int) -> list[np.ndarray]:
-    """Draws numbers below `population`, each draw without replacement.
+    """Draws `size` numbers below `population` without replacement, several times.
 
-    Draws are independent of each other, so they may share numbers. Draw d comes from
-    numpy's PCG64 seeded with (seed, d).
-
-    Args:
-      population: how many there are.
-      size: how many to draw; of fewer, all are taken, and in one draw only.
-      draws: how many draws.
-      seed: at least 0.
+    Draw d comes from numpy's PCG64 seeded with (seed, d). A population that is no
+    larger than `size` is taken whole, once.
 
     Returns:
       The draws, each [size] int64, ascending.
@@ -224,9 +175,8 @@ def share_in_draws(
 ) -> dict[str, Any]:
     """The share of texts that something is true of.
 
-    The interval is Clopper and Pearson's for the pooled count, as if each text had
-    been drawn with replacement. Draws without replacement vary less, so it is at least
-    as wide as it has to be for the share in the population that was drawn from.
+    The interval is Clopper and Pearson's for the pooled count, as of draws with
+    replacement; those without vary less, so it is wide enough.
 
     Args:
       flags: of each draw [size] bool.

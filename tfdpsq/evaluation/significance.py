@@ -3,12 +3,6 @@
 Queries are resampled with replacement; a *paired* comparison takes the same
 resample of both systems, so that the difficulty of queries cancels. Sampling
 covers the queries only, not the randomness of training: that takes seeds.
-
-If two systems were equal, either could have had each query's two values: the sign of
-every per-query difference would be a fair coin. The test (Fisher 1935; Pitman 1937; for
-retrieval, Smucker, Allan and Carterette 2007) asks how often coins alone give a mean
-difference at least as far from 0 as the one observed. All 2^n signs are tried where
-they are at most `resamples`, else that many random ones, and the observed ones.
 """
 
 from __future__ import annotations
@@ -23,12 +17,11 @@ import scipy.stats
 
 from tfdpsq.validation import InputError, in_range, positive_integer
 
-# Numbers drawn at once: 32 MiB, whatever the number of queries and resamples.
+# Numbers drawn at once: 32 MiB.
 _DRAWS = 1 << 22
 
 # Python 3.9 has no | of these at run time.
 Values = Union[Sequence[float], np.ndarray]
-PerQuery = Union[Values, Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +92,7 @@ def macro_interval(
         [np.repeat(values, 2) if len(values) == 1 else values for values in arrays],
         mean_of_means,
         n_resamples=resamples,
-        batch=_batch(sum(map(len, arrays))),
+        batch=max(1, _DRAWS // sum(map(len, arrays))),
         vectorized=True,
         confidence_level=confidence,
         method="percentile",
@@ -110,8 +103,8 @@ def macro_interval(
 
 
 def paired_bootstrap(
-    a: PerQuery,
-    b: PerQuery,
+    a: Values,
+    b: Values,
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -119,31 +112,30 @@ def paired_bootstrap(
     """Compares two systems on the same queries.
 
     Args:
-      a: one value per query: [queries] in one order, or {query id: value}.
-      b: the other system's, of the same kind and over the same queries.
+      a: [queries], one value per query.
+      b: [queries], the other system's in the same order.
       confidence: coverage of the interval, in (0, 1).
       resamples: bootstrap samples, and random signs of the test.
       seed: of numpy's PCG64; the same seed gives the same answer.
-
-    Returns:
-      The difference a − b, its percentile interval, and the p value of
-      `randomization_p_value`.
     """
-    first, second = paired_values(a, b)
-    found = bootstrap_interval(first - second, confidence, resamples, seed)
-    p_value = randomization_p_value(first - second, resamples, seed)
+    difference = _paired(a, b)
+    found = bootstrap_interval(difference, confidence, resamples, seed)
+    p_value = randomization_p_value(difference, resamples, seed)
     return Difference(found.mean, found.low, found.high, p_value, confidence)
 
 
 def randomization_p_value(
     differences: Values, resamples: int = 10_000, seed: int = 0
 ) -> float:
-    """The chance of a mean as far from 0 if every sign were a coin; see the module.
+    """The chance of a mean as far from 0 if every sign were a coin.
+
+    If two systems were equal, either could have had each query's two values (Fisher
+    1935; for retrieval, Smucker, Allan and Carterette 2007). All 2^n signs are tried
+    where they are at most `resamples`, else that many random ones, and the observed.
 
     Args:
-      differences: [queries] a − b. Queries that are to weigh more or less in the mean
-        have theirs scaled.
-      resamples: random assignments of signs, where all of them would be more.
+      differences: [queries] a − b.
+      resamples: most assignments of signs to try.
       seed: of numpy's PCG64; the same seed gives the same answer.
 
     Returns:
@@ -165,7 +157,7 @@ def randomization_p_value(
         permutation_type="samples",
         vectorized=True,
         n_resamples=resamples,
-        batch=_batch(len(array)),
+        batch=max(1, _DRAWS // len(array)),
         random_state=np.random.default_rng(seed),
     )
     return float(found.pvalue)
@@ -173,9 +165,6 @@ def randomization_p_value(
 
 def holm(p_values: Values) -> np.ndarray:
     """Adjusts p values for their number by Holm's step-down rule (1979).
-
-    Rejecting what is adjusted to at most α keeps the chance of any false rejection
-    below α, however the tests depend on each other.
 
     In ascending order the i-th of m values is multiplied by m − i + 1, is at least the
     one before it, and at most 1.
@@ -190,52 +179,34 @@ def holm(p_values: Values) -> np.ndarray:
 
 
 def compare_systems(
-    values: Mapping[str, PerQuery], resamples: int = 10_000, seed: int = 0
+    values: Mapping[str, Values], resamples: int = 10_000, seed: int = 0
 ) -> list[Comparison]:
     """Compares every two of several systems on the same queries.
 
     Args:
-      values: system -> one value per query; see `paired_bootstrap`.
+      values: system -> [queries], one value per query, all in one order.
       resamples: as for `randomization_p_value`.
       seed: as for `randomization_p_value`.
     """
     pairs = list(itertools.combinations(values, 2))
-    means, p_values = [], []
-    for first, second in pairs:
-        try:
-            a, b = paired_values(values[first], values[second])
-        except InputError as error:
-            raise InputError(f"a is {first!r} and b {second!r}: {error}") from error
-        means.append(float((a - b).mean()))
-        p_values.append(randomization_p_value(a - b, resamples, seed))
+    differences = [_paired(values[first], values[second]) for first, second in pairs]
+    p_values = [randomization_p_value(each, resamples, seed) for each in differences]
     return [
-        Comparison(first, second, mean, p_value, float(adjusted))
-        for (first, second), mean, p_value, adjusted in zip(
-            pairs, means, p_values, holm(p_values)
+        Comparison(*pair, float(difference.mean()), p_value, float(adjusted))
+        for pair, difference, p_value, adjusted in zip(
+            pairs, differences, p_values, holm(p_values)
         )
     ]
 
 
-def paired_values(a: PerQuery, b: PerQuery) -> tuple[np.ndarray, np.ndarray]:
-    """Two systems' values, [queries] float64 each, aligned by query."""
-    if isinstance(a, Mapping) != isinstance(b, Mapping):
-        raise InputError("a and b must both be mappings or both be sequences.")
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        if a.keys() != b.keys():
-            odd = min(a.keys() ^ b.keys())
-            raise InputError(
-                f"a and b differ in queries: {odd!r} is in one only; evaluate both on "
-                "the same qrels."
-            )
-        order = sorted(a)
-        a, b = [a[query] for query in order], [b[query] for query in order]
+def _paired(a: Values, b: Values) -> np.ndarray:
     first, second = checked_values("a", a), checked_values("b", b)
     if len(first) != len(second):
         raise InputError(
             f"a has {len(first)} values and b {len(second)}; evaluate both on the same "
             "queries."
         )
-    return first, second
+    return first - second
 
 
 def checked_values(name: str, values: Any) -> np.ndarray:
@@ -249,7 +220,3 @@ def checked_values(name: str, values: Any) -> np.ndarray:
         where = int(np.argmin(np.isfinite(array)))
         raise InputError(f"{name}[{where}] is {array[where]}; it must be finite.")
     return array
-
-
-def _batch(values: int) -> int:
-    return max(1, _DRAWS // values)

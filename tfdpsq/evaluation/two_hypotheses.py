@@ -13,9 +13,9 @@ import math
 import numpy as np
 import scipy.special
 
-from tfdpsq.evaluation.auditing import check_settings, largest
+from tfdpsq.evaluation.auditing import check_settings
 from tfdpsq.evaluation.significance import checked_values
-from tfdpsq.validation import InputError, in_range
+from tfdpsq.validation import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,7 @@ class TwoHypothesesAudit:
 
     epsilon: float  # lower bound on ε at `delta`, whatever the mechanism
     mu: float  # lower bound on μ of μ-Gaussian DP
-    # ε at `delta` of a mechanism that is exactly `mu`-Gaussian; a lower bound on ε only
-    # where the trade-off function *is* Gaussian
-    gaussian_epsilon: float
-    delta: float  # the δ they belong to
+    delta: float  # the δ that `epsilon` belongs to
     confidence: float  # probability that each bound holds
     # runs with and without the target that the bounds are computed from; the others
     # chose the thresholds
@@ -63,12 +60,10 @@ def audit_two_hypotheses(
 
         μ ≥ Φ⁻¹(1 - FPR) - Φ⁻¹(FNR)
 
-      (Nasr et al. 2023, arXiv:2302.07956). As a bound on μ this always holds, and
-      refutes a claim of μ-Gaussian DP. But only a mechanism whose trade-off function
-      is exactly Gaussian has the ε that belongs to μ, `gaussian_epsilon`. Noise on a
-      sum that the target always joins (q = 1) is one, over several steps too, with
-      μ = √steps/σ; subsampled steps (q < 1) are not. Here some hundred runs suffice
-      for any ε.
+      (Nasr et al. 2023, arXiv:2302.07956). It refutes a claim of μ-Gaussian DP, with
+      some hundred runs. Noise on a sum that the target always joins (q = 1) is
+      Gaussian over several steps too, with μ = √steps/σ; subsampled steps (q < 1) are
+      not.
 
     Args:
       with_target: [runs] scores of independent runs with the target, higher where
@@ -97,44 +92,15 @@ def audit_two_hypotheses(
     counted = _error_bounds(
         present[1::2], absent[1::2], np.array([by_epsilon, by_mu]), level
     )
-    mu = max(float(_separations(*counted)[1]), 0.0)
     return TwoHypothesesAudit(
         epsilon=math.log(max(float(_odds(*counted, delta)[0]), 1.0)),
-        mu=mu,
-        gaussian_epsilon=gaussian_dp_epsilon(mu, delta),
+        mu=max(float(_separations(*counted)[1]), 0.0),
         delta=delta,
         confidence=confidence,
         runs=(len(present) // 2, len(absent) // 2),
         epsilon_threshold=float(by_epsilon),
         mu_threshold=float(by_mu),
     )
-
-
-def gaussian_dp_epsilon(mu: float, delta: float) -> float:
-    """ε at δ of an exactly μ-Gaussian mechanism, such as noise of deviation Δ/μ.
-
-    Solves δ = Φ(μ/2 - ε/μ) - e^ε·Φ(-μ/2 - ε/μ) (Balle and Wang 2018, Theorem 8;
-    Dong, Roth and Su 2019, Corollary 1).
-
-    Args:
-      mu: μ, at least 0 and finite.
-      delta: δ, in [0, 1); at 0 no μ above 0 has a finite ε.
-
-    Returns:
-      ε, at least 0, rounded down at its 12th digit.
-    """
-    in_range("mu", mu, 0, math.inf, high_open=True)
-    in_range("delta", delta, 0, 1, high_open=True)
-    if mu == 0 or delta == 0:
-        return math.inf if mu else 0.0
-
-    def above(epsilon: float) -> bool:
-        tail = scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
-        found = scipy.special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + tail)
-        return bool(found > delta)
-
-    # The first term alone is δ at the upper end, so that ε is too large.
-    return largest(above, mu * mu / 2 - mu * float(scipy.special.ndtri(delta)))
 
 
 def _error_bounds(

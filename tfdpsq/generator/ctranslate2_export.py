@@ -1,10 +1,8 @@
 """Generators for CTranslate2, which serves a T5 without TensorFlow.
 
-To write queries by nucleus sampling:
+It writes queries for pieces of "generate_query: " and a document, and "</s>", by
 
-    translator = ctranslate2.Translator(directory)
-    pieces = processor.encode("generate_query: " + document, out_type=str) + ["</s>"]
-    translator.translate_batch(
+    ctranslate2.Translator(directory).translate_batch(
         [pieces], beam_size=1, sampling_topk=0, sampling_topp=0.8
     )
 """
@@ -32,9 +30,8 @@ def save(
 
     Args:
       directory: an existing directory; holds the vocabulary as well afterwards.
-      source: a generator with its vocabulary that `huggingface.save` wrote.
-      dtype: one of `DTYPES`; int8 has one scale for each row of a matrix. On processors
-        without VNNI, its sums may overflow.
+      source: a generator with its vocabulary in Hugging Face's format.
+      dtype: one of `DTYPES`. On processors without VNNI, int8's sums may overflow.
 
     Raises:
       InputError: an unknown dtype, or a package is not installed, or too new.

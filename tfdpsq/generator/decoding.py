@@ -2,8 +2,7 @@
 
 The decoder is computed from its weights, without its layers: the same mathematics, one
 position at a time, in the layout that makes a step cheap. A document's keys and values
-are made once, however many queries are written for it. A test compares it with the
-uncached model.
+are made once for all of its queries. A test compares it with the uncached model.
 
 All shapes are static, so that the loop compiles under XLA, also for a TPU. A batch
 whose queries end one after the other would cost as much as its longest query. Once half
@@ -12,7 +11,6 @@ of the documents have all their queries, the others therefore continue alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -40,17 +38,11 @@ class _Layer(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """A decoder's inputs from D documents of L tokens.
+    """A decoder's inputs from D documents of L tokens; keys and values by layer."""
 
-    Attributes:
-      keys: per layer [D, heads, key_value_dim, L].
-      values: per layer [D, heads, L, key_value_dim].
-      bias: [D, 1, 1, L], 0 for real and -1e9 for padding tokens.
-    """
-
-    keys: list[tf.Tensor]
-    values: list[tf.Tensor]
-    bias: tf.Tensor
+    keys: list[tf.Tensor]  # [D, heads, key_value_dim, L]
+    values: list[tf.Tensor]  # [D, heads, L, key_value_dim]
+    bias: tf.Tensor  # [D, 1, 1, L], 0 for real and -1e9 for padding tokens
 
 
 class CachedDecoder:
@@ -62,14 +54,10 @@ class CachedDecoder:
     """
 
     def __init__(self, model: tf.keras.Model, length: int):
-        """Prepares the kernels; LoRA's updates are added to theirs.
+        """Prepares the kernels of a `T5QueryGenerator` for queries of T tokens.
 
-        Made within a `tf.function`, it reads the weights whenever the function runs;
-        made outside, it copies them.
-
-        Args:
-          model: a `T5QueryGenerator`.
-          length: most tokens of a query, T.
+        LoRA's updates are added. Made within a `tf.function`, it reads the weights
+        whenever the function runs; made outside, it copies them.
         """
         self.model, self.length = model, length
         config, backbone = model.config, model.backbone
@@ -91,8 +79,8 @@ class CachedDecoder:
 
     def _kernels(self, layer: Any) -> _Layer:
         def kernel(*dense: Any) -> Any:
-            found = [tf.cast(_kernel_of(one), self.dtype) for one in dense]
-            return found[0] if len(found) == 1 else tf.concat(found, axis=1)
+            kernels = [tf.cast(_kernel_of(one), self.dtype) for one in dense]
+            return tf.concat(kernels, axis=1)
 
         own, cross = layer.self_attention, layer.cross_attention
         gate = (layer.gate_projector,) if layer.use_gated_activation else ()
@@ -106,18 +94,14 @@ class CachedDecoder:
         )
 
     def documents(self, states: tf.Tensor, mask: tf.Tensor) -> Documents:
-        """Computes keys and values from the encoder's states, in every layer.
+        """Computes every layer's keys and values.
 
-        Args:
-          states: result of the model's `encode`, [D, P + L, hidden_dim] with P the
-            length of the soft prompt.
-          mask: [D, L] int32, 1 for real tokens of the document.
+        `states` [D, P + L, hidden_dim] are the result of the model's `encode`, with P
+        the length of the soft prompt; `mask` [D, L] int32 is 1 for real tokens.
         """
-        prompt = self.model.backbone.soft_prompt
-        if prompt is not None:
-            mask = prompt.extend_mask(mask)
-        keys: list[tf.Tensor] = []
-        values: list[tf.Tensor] = []
+        if self.model.backbone.soft_prompt is not None:
+            mask = self.model.backbone.soft_prompt.extend_mask(mask)
+        found = Documents([], [], (1.0 - tf.cast(mask, self._exact)) * _MASKED)
         heads, width = self.heads
         count, length = mask.shape[0], tf.shape(states)[1]
         # Else one row would be broadcast to a number that is not static.
@@ -128,11 +112,10 @@ class CachedDecoder:
             value = tf.cast(_kernel_of(cross.value_projector), states.dtype)
             # Products in the final layout: no transposition afterwards.
             projected = tf.matmul(key[None], states, transpose_a=True, transpose_b=True)
-            keys.append(tf.reshape(projected, [count, heads, width, length]))
+            found.keys.append(tf.reshape(projected, [count, heads, width, length]))
             by_head = tf.transpose(tf.reshape(value, [-1, heads, width]), [1, 0, 2])
-            values.append(tf.matmul(states[:, None], by_head[None]))
-        bias = (1.0 - tf.cast(mask, self._exact)) * _MASKED
-        return Documents(keys, values, bias[:, None, None, :])
+            found.values.append(tf.matmul(states[:, None], by_head[None]))
+        return found._replace(bias=found.bias[:, None, None, :])
 
     def empty_cache(self, rows: int) -> list[tf.Tensor]:
         """Makes zeroed self-attention caches: keys and values for every layer."""
@@ -155,14 +138,10 @@ class CachedDecoder:
         documents: Documents,
         position_bias: tf.Tensor,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Computes the logits at one position.
+        """Computes the logits at one position, t, a scalar int32.
 
-        Args:
-          position: scalar int32, t.
-          tokens: [B] int32, the decoder's input at t.
-          cache: from `empty_cache` or the previous step.
-          documents: from the method of this name.
-          position_bias: from the method of this name.
+        `tokens` [B] int32 are the decoder's input at t, `cache` is from `empty_cache`
+        or the step before, the others from the methods of their names.
 
         Returns:
           ([B, V] float32 logits, the cache with position t filled in).
@@ -171,19 +150,15 @@ class CachedDecoder:
         x = self.model.backbone.token_embedding(tokens)
         cache = list(cache)
         for number, (layer, kernels) in enumerate(zip(self._sublayers, self._layers)):
-            keys, values = 2 * number, 2 * number + 1
-            projected = tf.matmul(
-                self._norm(layer.self_attention_layer_norm, x), kernels.self_inputs
-            )
+            normed = self._norm(layer.self_attention_layer_norm, x)
             queries, *new = (
                 tf.reshape(one, [-1, self.heads[0], 1, self.heads[1]])
-                for one in tf.split(projected, 3, axis=1)
+                for one in tf.split(tf.matmul(normed, kernels.self_inputs), 3, axis=1)
             )
-            for slot, one in zip((keys, values), new):
-                cache[slot] = _written(cache[slot], position, one)
-            mixed = self._attend(
-                queries, cache[keys], cache[values], bias, transposed=False
-            )
+            own = slice(2 * number, 2 * number + 2)
+            cache[own] = [_written(*one, position) for one in zip(cache[own], new)]
+            keys, values = cache[own]
+            mixed = self._attend(queries, keys, values, bias, True)
             x += tf.matmul(tf.reshape(mixed, [-1, self._inner]), kernels.self_output)
             x += self._cross(number, layer, kernels, x, documents)
             x += self._feed_forward(layer, kernels, x)
@@ -197,30 +172,18 @@ class CachedDecoder:
         """Attends from all rows of a document to its keys, which are read once."""
         normed = self._norm(layer.cross_attention_layer_norm, x)
         queries = tf.matmul(normed, kernels.cross_query)
-        count = documents.bias.shape[0]
-        # With one row a document, no transposition is needed.
-        alone = x.shape[0] == count
-        if alone:
-            queries = tf.reshape(queries, [count, self.heads[0], 1, self.heads[1]])
-        else:
-            queries = tf.reshape(queries, [count, -1, *self.heads])
-            queries = tf.transpose(queries, [0, 2, 1, 3])
-        mixed = self._attend(
-            queries,
-            documents.keys[number],
-            documents.values[number],
-            documents.bias,
-            transposed=True,
-        )
-        if not alone:
-            mixed = tf.transpose(mixed, [0, 2, 1, 3])
+        queries = tf.reshape(queries, [documents.bias.shape[0], -1, *self.heads])
+        keys, values = documents.keys[number], documents.values[number]
+        queries = tf.transpose(queries, [0, 2, 1, 3])
+        mixed = self._attend(queries, keys, values, documents.bias, False)
+        mixed = tf.transpose(mixed, [0, 2, 1, 3])
         return tf.matmul(tf.reshape(mixed, [-1, self._inner]), kernels.cross_output)
 
     def _attend(
-        self, queries: Any, keys: Any, values: Any, bias: Any, transposed: Any
+        self, queries: Any, keys: Any, values: Any, bias: Any, transpose: bool
     ) -> Any:
         # T5 folds 1/√d into its initialisation: no scaling here.
-        scores = tf.matmul(queries, keys, transpose_b=not transposed)
+        scores = tf.matmul(queries, keys, transpose_b=transpose)
         weights = tf.nn.softmax(tf.cast(scores, self._exact) + bias)
         return tf.matmul(tf.cast(weights, self.dtype), values)
 
@@ -228,11 +191,8 @@ class CachedDecoder:
         hidden = tf.matmul(self._norm(layer.layer_norm, x), kernels.hidden)
         dense = layer.input_projector
         activation = getattr(dense, "dense", dense).activation
-        if layer.use_gated_activation:
-            hidden, gate = tf.split(hidden, 2, axis=1)
-            hidden = activation(hidden) * gate
-        else:
-            hidden = activation(hidden)
+        hidden, *gate = tf.split(hidden, 1 + layer.use_gated_activation, axis=1)
+        hidden = activation(hidden) * gate[0] if gate else activation(hidden)
         return tf.matmul(hidden, kernels.output)
 
     def _norm(self, norm: Any, x: Any) -> Any:
@@ -244,7 +204,7 @@ def _kernel_of(dense: Any) -> Any:
     return dense.merge() if hasattr(dense, "merge") else dense.kernel
 
 
-def _written(cache: tf.Tensor, position: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+def _written(cache: tf.Tensor, new: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     """Writes `new` [B, heads, 1, width] into one position of [B, heads, T, width].
 
     No single op does this in place both in a graph and under XLA. (In TensorFlow 2.15
@@ -255,12 +215,11 @@ def _written(cache: tf.Tensor, position: tf.Tensor, new: tf.Tensor) -> tf.Tensor
     length, width = cache.shape[2:]
     # The op takes less than half the time on a matrix.
     matrix = tf.reshape(cache, [-1, length * width])
+    start = tf.stack([0, position * width])
+    end = tf.stack([tf.shape(matrix)[0], (position + 1) * width])
+    new = tf.reshape(new, [-1, width])
     matrix = tf.raw_ops.TensorStridedSliceUpdate(
-        input=matrix,
-        begin=tf.stack([0, position * width]),
-        end=tf.stack([tf.shape(matrix)[0], (position + 1) * width]),
-        strides=[1, 1],
-        value=tf.reshape(new, [-1, width]),
+        input=matrix, begin=start, end=end, strides=[1, 1], value=new
     )
     return tf.reshape(matrix, tf.shape(cache))
 
@@ -273,21 +232,15 @@ class _State(NamedTuple):
     cache: list[tf.Tensor]
 
 
-def text_mask(
-    vocabulary_size: int, decodable: int, never: Sequence[int] = (PAD, UNKNOWN)
-) -> tf.Tensor:
-    """Makes the mask to add to logits so that only text is drawn.
+def text_mask(vocabulary_size: int, decodable: int) -> tf.Tensor:
+    """Returns the mask to add to logits so that only text is drawn.
 
-    Args:
-      vocabulary_size: width of the logits, V. T5's 32128 exceed its 32000 pieces.
-      decodable: number of leading ids that the tokenizer can decode.
-      never: further ids that are not text.
-
-    Returns:
-      [V] float32: 0 where an id may be drawn, -inf elsewhere.
+    It is [V] float32: 0 for ids of text, -inf for padding, unknown, and ids from
+    `decodable` on, that the tokenizer does not have (T5 has 32,128 logits for 32,000
+    pieces).
     """
     ids = tf.range(vocabulary_size)
-    bad = (ids >= decodable) | tf.reduce_any(ids[:, None] == list(never), axis=1)
+    bad = (ids >= decodable) | (ids == PAD) | (ids == UNKNOWN)
     return tf.where(bad, float("-inf"), 0.0)
 
 
@@ -308,9 +261,8 @@ def decode(
       model: a `T5QueryGenerator`.
       document_ids: [D, L] int32; D static.
       document_lengths: [D] int32.
-      uniforms: [D·k, T] float32 in [0, 1), static shape: one number per query and
-        position, k rows for each document in turn; T is the most tokens a query may
-        have.
+      uniforms: [D·k, T] float32 in [0, 1), static shape: one number for each query and
+        position, k rows for each document in turn; T is a query's most tokens.
       sampler: draws tokens.
       logits_mask: [V] float32, from `text_mask`. EOS is never drawn first, as data
         sets have no empty queries.
@@ -334,9 +286,8 @@ def decode(
         logits += additions[tf.minimum(state.position, 1)]
         drawn = sampler(logits, uniforms[state.position])
         drawn = tf.where(state.finished, 0, drawn)
-        ids = tf.tensor_scatter_nd_update(
-            state.ids, state.position[None, None], drawn[None]
-        )
+        place = state.position[None, None]
+        ids = tf.tensor_scatter_nd_update(state.ids, place, drawn[None])
         finished = state.finished | (drawn == EOS)
         return _State(state.position + 1, drawn, finished, ids, cache)
 
@@ -381,13 +332,11 @@ def _run(step: Any, state: Any, documents: Any, uniforms: Any) -> Any:
         chosen = order[:fewer]
         own = chosen[:, None] * (rows // count) + tf.range(rows // count)
         own = tf.reshape(own, [fewer * (rows // count)])
-        part = _State(
-            state.position,
-            tf.gather(state.tokens, own),
-            tf.gather(state.finished, own),
-            tf.gather(state.ids, own, axis=1),
-            [tf.gather(one, own) for one in state.cache],
+        tokens, finished, *cache = (
+            tf.gather(one, own) for one in (state.tokens, state.finished, *state.cache)
         )
+        left = tf.gather(state.ids, own, axis=1)
+        part = _State(state.position, tokens, finished, left, cache)
         kept = tf.nest.map_structure(lambda t: tf.gather(t, chosen), documents)
         found = _run(step, part, kept, tf.gather(uniforms, own))
         return tf.tensor_scatter_nd_update(ids, own[:, None], found)

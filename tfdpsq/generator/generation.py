@@ -3,9 +3,6 @@
 Every (document, sample) has its own random numbers, derived by a hash from the seed,
 the document's id and the sample's number. Its query is therefore the same at any batch
 size, in any shard, in any order, but for draws within rounding of a boundary.
-
-Generation reads only the trained model and public documents: by post-processing it
-costs no privacy, however many queries are written, and its seed need not be secret.
 """
 
 from __future__ import annotations
@@ -20,14 +17,11 @@ import tensorflow as tf
 
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.texts import Document
-from tfdpsq.data.tokenization import CHUNK
 from tfdpsq.generator import decoding
-from tfdpsq.generator.preprocessing import Preprocessor
 from tfdpsq.generator.samplers import Sampler
 from tfdpsq.layers.replicated import Replicated
 
-# Documents are padded to multiples of this number of tokens where each width is
-# compiled.
+# Where each width is compiled, documents are padded to multiples of these tokens.
 _WIDTH = 48
 # More samples of a document than these are decoded in several parts.
 _MOST_SAMPLES = 64
@@ -36,27 +30,19 @@ _BATCHES_READ = 32
 
 
 class Request(NamedTuple):
-    """Queries to write for one document.
-
-    Attributes:
-      document: it; its id decides about the random numbers.
-      ids: [n] int32, its tokens without padding.
-      samples: the numbers of the queries.
-    """
+    """Queries to write for one document."""
 
     document: Document
-    ids: np.ndarray
-    samples: range
+    ids: np.ndarray  # [n] int32, its tokens without padding
+    samples: range  # the numbers of the queries
 
 
 class Writer:
     """A compiled function that writes queries in batches of one shape.
 
     The model's weights are read at every call. In a strategy's scope, which the model
-    was made in, each replica writes the queries of batches of its own.
-
-    Attributes:
-      samples: most queries of a request.
+    was made in, each replica writes the queries of batches of its own. Requests have at
+    most `samples` queries.
     """
 
     def __init__(
@@ -71,14 +57,8 @@ class Writer:
     ) -> None:
         """Compiles nothing yet.
 
-        Args:
-          model: a `T5QueryGenerator`; the others are arguments of its `generate`.
-          sampler: draws tokens.
-          length: most tokens of a query, T.
-          samples: queries per document.
-          batch_size: queries decoded at a time.
-          pieces: number of leading ids that the vocabulary can decode.
-          jit_compile: compile with XLA.
+        The arguments are those of `T5QueryGenerator.generate`, but for `pieces`, the
+        number of leading ids that the vocabulary can decode.
         """
         self._length = length
         self.samples = min(samples, _MOST_SAMPLES)
@@ -107,44 +87,34 @@ class Writer:
         decode: Callable[[np.ndarray], Sequence[Any]] = list,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Iterator[tuple[Request, Sequence[Any]]]:
-        """Writes queries.
+        """Yields each request, in order, with its queries.
 
-        Args:
-          requests: read as a stream, `_BATCHES_READ` batches at a time.
-          seed: any integer.
-          decode: makes queries of a batch's ids [B, T], 0 after the end; by default
-            rows of ids.
-          on_batch: called after every batch with its numbers of queries and tokens.
-
-        Yields:
-          Each request, in order, with its queries.
+        Requests are read as a stream, `_BATCHES_READ` batches at a time. `decode` makes
+        queries of a batch's ids [B, T], 0 after the end. `on_batch` is called after
+        every batch with its numbers of queries and tokens.
         """
         stream, size, at_once = iter(requests), self._documents, self._run.at_a_time
         while window := list(itertools.islice(stream, size * at_once * _BATCHES_READ)):
-            order = sorted(range(len(window)), key=lambda i: len(window[i].ids))
+            order = sorted(window, key=lambda request: len(request.ids))
             batches = [order[at : at + size] for at in range(0, len(order), size)]
             found: dict[int, Sequence[Any]] = {}
             for at in range(0, len(batches), at_once):
                 group = batches[at : at + at_once]
-                longest = len(window[group[-1][-1]].ids)
-                width = -(-longest // self._multiple) * self._multiple
-                given = [
-                    self._arguments([window[i] for i in batch], seed, width)
-                    for batch in group
-                ]
+                width = -(-len(group[-1][-1].ids) // self._multiple) * self._multiple
+                given = [self._arguments(batch, seed, width) for batch in group]
                 for batch, ids in zip(group, self._run(given)):
                     written = decode(ids.numpy())
                     tokens = (ids.numpy() != decoding.PAD).sum(axis=1)
                     counts = [0, 0]
-                    for place, i in enumerate(batch):
+                    for place, request in enumerate(batch):
                         start = place * self.samples
-                        rows = slice(start, start + len(window[i].samples))
-                        found[i] = written[rows]
-                        counts[0] += len(found[i])
+                        rows = slice(start, start + len(request.samples))
+                        found[id(request)] = written[rows]
+                        counts[0] += len(request.samples)
                         counts[1] += int(tokens[rows].sum())
                     if on_batch is not None:
                         on_batch(*counts)
-            yield from ((request, found[i]) for i, request in enumerate(window))
+            yield from ((request, found[id(request)]) for request in window)
 
     def _arguments(
         self, batch: list[Request], seed: int, width: int
@@ -153,33 +123,26 @@ class Writer:
         filled = batch + batch[-1:] * (self._documents - len(batch))
         ids = np.zeros([self._documents, width], np.int32)
         uniforms = np.zeros([self._documents, self.samples, self._length], np.float32)
-        for place, request in enumerate(filled):
-            ids[place, : len(request.ids)] = request.ids
-        for place, request in enumerate(batch):
-            for row, sample in zip(uniforms[place], request.samples):
-                row[:] = row_uniforms(seed, request.document.id, sample, self._length)
+        for row, numbers, request in zip(ids, uniforms, filled):
+            row[: len(request.ids)] = request.ids
+            for place, sample in enumerate(request.samples):
+                numbers[place] = row_uniforms(
+                    seed, request.document.id, sample, self._length
+                )
         lengths = np.array([len(request.ids) for request in filled], np.int32)
         return ids, lengths, uniforms.reshape(-1, self._length)
 
 
 def requests_of(
-    document: Document, ids: np.ndarray, count: int, most: int
+    documents: Iterable[tuple[Document, int]], tokens: Iterable[np.ndarray], most: int
 ) -> Iterator[Request]:
-    """Yields the requests, of at most `most` samples each, for `count` queries."""
-    for start in range(0, count, most):
-        yield Request(document, ids, range(start, min(count, start + most)))
+    """Yields the requests, of at most `most` samples, for documents and their tokens.
 
-
-def tokenized(
-    documents: Iterable[tuple[Document, int]], preprocessor: Preprocessor, most: int
-) -> Iterator[Request]:
-    """Yields the requests for documents, streamed, each with its number of queries."""
-    stream = iter(documents)
-    while chunk := list(itertools.islice(stream, CHUNK)):
-        texts = (document.content for document, _ in chunk)
-        tokens = zip(*preprocessor.documents(texts))
-        for (document, count), (ids, length) in zip(chunk, tokens):
-            yield from requests_of(document, ids[:length], count, most)
+    Each document comes with its number of queries.
+    """
+    for (document, count), ids in zip(documents, tokens):
+        for start in range(0, count, most):
+            yield Request(document, ids, range(start, min(count, start + most)))
 
 
 def numbered(
@@ -187,9 +150,8 @@ def numbered(
 ) -> Iterator[SyntheticQuery]:
     """Yields a writer's queries, the first one with the number `first`."""
     number = itertools.count(first)
-    for request, queries in written:
-        document = request.document
-        for sample, query in zip(request.samples, queries):
+    for (document, _, samples), queries in written:
+        for sample, query in zip(samples, queries):
             yield SyntheticQuery(
                 query_id=f"genQ{next(number)}",
                 query=query,
@@ -200,17 +162,7 @@ def numbered(
 
 
 def row_uniforms(seed: int, document_id: str, sample: int, length: int) -> np.ndarray:
-    """Draws the random numbers of one (document, sample).
-
-    Args:
-      seed: any integer.
-      document_id: the document's id.
-      sample: number of the sample for this document, from 0.
-      length: number of positions.
-
-    Returns:
-      [length] float32 in [0, 1).
-    """
+    """Returns the random numbers of one (document, sample), [length] in [0, 1)."""
     digest = hashlib.sha256(f"{seed}\0{sample}\0{document_id}".encode()).digest()
     random = np.random.default_rng(int.from_bytes(digest, "big"))
     return random.random(length, dtype=np.float32)

@@ -1,16 +1,17 @@
 """Query likelihood: how probable a generator finds a query, given a document.
 
 A generator that writes queries for documents also tells for which documents a query
-would have been written (Ponte and Croft 1998; by a language model that is trained on
-pairs, dos Santos et al. 2020, *Beyond [CLS] through Ranking by Generation*). By
-post-processing it costs no privacy beyond the generator's certificate.
+would have been written (Ponte and Croft 1998; dos Santos et al. 2020, *Beyond [CLS]
+through Ranking by Generation*). By post-processing it costs no privacy beyond the
+generator's certificate.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,7 @@ _BATCHES_READ = 16
 # The arguments of `log_likelihoods` after the model, of any batch.
 _SIGNATURE = [
     tf.TensorSpec(shape, tf.int32)
-    for shape in ([None, None], [None], [None], [None, None], [None], [None], [])
+    for shape in ([None, None], [None], [None], [None, None], [None])
 ]
 
 
@@ -34,8 +35,8 @@ class QueryLikelihood:
     """Log-likelihood of queries under a generator.
 
     A document is encoded once for its neighbours in a batch, which have documents of
-    like length: little padding is computed. One graph serves batches of all shapes;
-    XLA compiles a single one, for the largest.
+    like length: little padding is computed. One graph serves batches of all shapes; a
+    TPU compiles the largest.
     """
 
     def __init__(
@@ -43,7 +44,6 @@ class QueryLikelihood:
         model: tf.keras.Model,
         preprocessor: Preprocessor | None = None,
         batch_size: int = 64,
-        jit_compile: bool = False,
     ):
         """Stores the arguments; runs nothing.
 
@@ -54,26 +54,17 @@ class QueryLikelihood:
           model: a `T5QueryGenerator`.
           preprocessor: prompt, vocabulary and lengths; `None` is the model's.
           batch_size: pairs scored at a time, B.
-          jit_compile: compile with XLA.
-
-        Raises:
-          InputError: the batch size is below one.
         """
         self.preprocessor = preprocessor or model.preprocessor
         self.batch_size = validation.positive_integer("batch_size", batch_size)
         self._run = Replicated(
-            lambda *given: log_likelihoods(model, *given),
-            None if jit_compile else _SIGNATURE,
-            jit_compile,
+            lambda *given: log_likelihoods(model, *given), _SIGNATURE
         )
-        self._one_shape = jit_compile or self._run.static
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
-        """Scores queries with documents.
+        """Scores pairs (document, query), read as a stream, 16 batches at a time.
 
-        Args:
-          pairs: (document, query), read as a stream, 16 batches at a time; those of
-            one document should follow each other.
+        Those of one document should follow each other.
 
         Yields:
           For each pair, the log-likelihood in nats of the query's tokens and its end;
@@ -92,38 +83,27 @@ class QueryLikelihood:
             for start in range(0, len(rows), at_once):
                 chunk = order[start : start + at_once]
                 parts = [chunk[s : s + size] for s in range(0, len(chunk), size)]
-                batches = [self._batch(part, own, documents, queries) for part in parts]
+                batches = [self._batch(own[p], documents, p, queries) for p in parts]
                 for part, found in zip(parts, self._run(batches)):
                     nats[part] = found.numpy()[: len(part)]
             yield from nats.tolist()
 
-    def _batch(
-        self,
-        part: np.ndarray,
-        own: np.ndarray,
-        documents: Sequence[np.ndarray],
-        queries: Sequence[np.ndarray],
-    ) -> Sequence[np.ndarray]:
-        """Returns the arguments of `log_likelihoods` for some pairs.
+    def _batch(self, own: Any, documents: Any, part: Any, queries: Any) -> list[Any]:
+        """Returns the arguments of `log_likelihoods` for the queries `part`.
 
-        `own` has the document of each pair; documents and queries are ids and lengths.
+        `own` has the numbers of their documents; both are given as ids and lengths.
         """
-        distinct, which = np.unique(own[part], return_inverse=True)
-        ids, lengths = documents[0][distinct], documents[1][distinct]
-        targets, sizes = queries[0][part], queries[1][part]
-        if self._one_shape:
-            rows = self.batch_size
-            ids, lengths, which, targets, sizes = (
-                np.pad(x, [(0, rows - len(x)), *[(0, 0)] * (x.ndim - 1)])
-                for x in (ids, lengths, which, targets, sizes)
-            )
-        else:
+        distinct, which = np.unique(own, return_inverse=True)
+        ids, lengths = (values[distinct] for values in documents)
+        targets, sizes = (values[part] for values in queries)
+        if not self._run.static:
             ids, targets = ids[:, : lengths.max()], targets[:, : sizes.max()]
-        real = np.flatnonzero(np.arange(targets.shape[1]) < sizes[:, np.newaxis])
-        places = np.zeros([targets.size if self._one_shape else len(real)], np.int32)
-        places[: len(real)] = real
-        count = np.array(len(real), np.int32)
-        return ids, lengths, which.astype(np.int32), targets, sizes, places, count
+        found = [ids, lengths, which.astype(np.int32), targets, sizes]
+        if self._run.static:
+            rows = self.batch_size
+            widths = ([(0, rows - len(x)), *[(0, 0)] * (x.ndim - 1)] for x in found)
+            found = [np.pad(x, width) for x, width in zip(found, widths)]
+        return found
 
 
 @tf.autograph.experimental.do_not_convert
@@ -134,12 +114,11 @@ def log_likelihoods(
     which: tf.Tensor,
     query_ids: tf.Tensor,
     query_lengths: tf.Tensor,
-    tokens: tf.Tensor,
-    count: tf.Tensor,
 ) -> tf.Tensor:
     """Computes log-likelihoods of queries, teacher-forced.
 
-    Logits are computed at real tokens only: they are most of the work.
+    Logits, which are most of the work, are computed at real tokens only, unless shapes
+    are static.
 
     Args:
       model: a `T5QueryGenerator`.
@@ -148,8 +127,6 @@ def log_likelihoods(
       which: [B] int32, the document of each query.
       query_ids: [B, T] int32.
       query_lengths: [B] int32.
-      tokens: [P] int32, places of real tokens among all B·T, in order, then padding.
-      count: scalar int32, the number of real ones.
 
     Returns:
       [B] float32, in nats.
@@ -162,7 +139,8 @@ def log_likelihoods(
     seen = tf.gather(seen, which)[:, tf.newaxis]
     # The decoder starts with the padding id, as T5 does.
     x = backbone.token_embedding(tf.pad(query_ids[:, :-1], [[0, 0], [1, 0]]))
-    real = tf.sequence_mask(query_lengths, tf.shape(query_ids)[1], tf.int32)
+    count, length = tf.unstack(tf.shape(query_ids))
+    real = tf.sequence_mask(query_lengths, length, tf.int32)
     bias = None
     for layer in backbone.decoder_transformer_layers:
         x, bias = layer(
@@ -175,34 +153,30 @@ def log_likelihoods(
             use_causal_mask=True,
             training=False,
         )
-    x = tf.gather(tf.reshape(x, [-1, x.shape[-1]]), tokens)
-    logits = model.head(backbone.decoder_layer_norm(x))
-    losses = cross_entropy(tf.gather(tf.reshape(query_ids, [-1]), tokens), logits)
-    losses *= tf.sequence_mask(count, tf.shape(tokens)[0], losses.dtype)
-    return -tf.math.unsorted_segment_sum(
-        losses, tokens // tf.shape(query_ids)[1], tf.shape(query_ids)[0]
-    )
+    x = tf.reshape(x, [-1, x.shape[-1]])
+    ids, real = tf.reshape(query_ids, [-1]), tf.reshape(real, [-1])
+    places = tf.range(count * length)
+    if not query_ids.shape.is_fully_defined():
+        places = tf.boolean_mask(places, real > 0)
+    x, ids, real = (tf.gather(values, places) for values in (x, ids, real))
+    losses = cross_entropy(ids, model.head(backbone.decoder_layer_norm(x)))
+    losses *= tf.cast(real, losses.dtype)
+    return -tf.math.unsorted_segment_sum(losses, places // length, count)
 
 
 class Reranker(tf.Module):
-    """A generator as a SavedModel that scores documents for queries: texts in.
+    """A generator as a SavedModel that scores the documents that any search has found.
 
-    Its one signature serves any search that has found the documents:
-
-    | name | takes | gives |
-    |---|---|---|
-    | `score` | queries [B] string, documents [B] string | nats [B] float32 |
-
-    Loading it needs TensorFlow, and tensorflow-text imported for its operations.
+    Its one signature, `score`, takes strings, queries [B] and documents [B], and gives
+    nats [B] float32. Loading it needs TensorFlow, and tensorflow-text imported for its
+    operations.
     """
 
     def __init__(self, model: tf.keras.Model, preprocessor: Preprocessor | None = None):
         """Stores the arguments, which are those of `QueryLikelihood`."""
         super().__init__(name="reranker")
-        preprocessor = preprocessor or model.preprocessor
-        self._tokenizer = preprocessor.tokenizer
-        self._lengths = preprocessor.document_length, preprocessor.query_length
-        self._prompt = preprocessor.prompt
+        self._preprocessor = preprocessor or model.preprocessor
+        self._tokenizer = self._preprocessor.tokenizer
         # A Keras model would be saved with functions of its own.
         self._weights = model.variables
         self._log_likelihoods = lambda *given: log_likelihoods(model, *given)
@@ -212,29 +186,15 @@ class Reranker(tf.Module):
     )
     def score(self, queries: tf.Tensor, documents: tf.Tensor) -> dict[str, tf.Tensor]:
         """Scores each query with the document at its place; see the class."""
-        longest, most = self._lengths
-        texts = tf.strings.join([self._prompt, documents])
-        ids, lengths = self._tokenizer.encode(texts, longest)
-        targets, sizes = self._tokenizer.encode(queries, most)
-        real = tf.reshape(tf.sequence_mask(sizes, most), [-1])
-        tokens = tf.cast(tf.where(real)[:, 0], tf.int32)
-        nats = self._log_likelihoods(
-            ids[:, : tf.reduce_max(lengths)],
-            lengths,
-            tf.range(tf.size(lengths)),
-            targets,
-            sizes,
-            tokens,
-            tf.size(tokens),
-        )
-        return {"nats": nats}
+        own = self._preprocessor
+        texts = tf.strings.join([own.prompt, documents])
+        ids, lengths = self._tokenizer.encode(texts, own.document_length)
+        ids, which = ids[:, : tf.reduce_max(lengths)], tf.range(tf.size(lengths))
+        targets = self._tokenizer.encode(queries, own.query_length)
+        return {"nats": self._log_likelihoods(ids, lengths, which, *targets)}
 
     def export(self, directory: str | os.PathLike) -> None:
-        """Writes a SavedModel, whole or not at all, where nothing is yet.
-
-        Raises:
-          InputError: the directory is taken or cannot be written.
-        """
+        """Writes a SavedModel, whole or not at all, where nothing is yet."""
         with atomic_directory(directory) as partial:
             signatures = {"score": self.score}
             tf.saved_model.save(self, os.fspath(partial), signatures=signatures)

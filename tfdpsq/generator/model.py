@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,6 @@ from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.texts import Document
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import checkpoints, decoding, generation
-from tfdpsq.generator.checkpoints import huggingface, keras_preset
 from tfdpsq.generator.preprocessing import QUERY_LENGTH, Preprocessor
 from tfdpsq.generator.samplers import Sampler, TopP
 from tfdpsq.layers import T5Backbone, T5Config, dropout_seed, encoder_of
@@ -27,6 +26,7 @@ from tfdpsq.layers.softmax import cross_entropy
 from tfdpsq.layers.tracing import without_autograph
 
 PREPROCESSOR_FILE = "query_generator.json"
+PathLike = Union[str, os.PathLike]
 
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
@@ -83,17 +83,8 @@ class T5QueryGenerator(tf.keras.Model):
     ) -> None:
         """Builds the model with random float32 weights.
 
-        Args:
-          config: the T5 shape.
-          dtype: "float32" or "mixed_bfloat16"; see `layers.T5Backbone`.
-          rematerialize: train in less memory and more time; see there.
-          soft_prompt: length P of the soft prompt before every document, 0 for none;
-            see there. It starts at random.
-          preprocessor: see the class.
-          **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
-
-        Raises:
-          InputError: unknown dtype, or a negative length of the soft prompt.
+        The first four arguments are those of `layers.T5Backbone`, `preprocessor` is the
+        attribute, and the others are `name` and `trainable` of `tf.keras.Model`.
         """
         super().__init__(**kwargs)
         self.config = config
@@ -102,17 +93,12 @@ class T5QueryGenerator(tf.keras.Model):
         self.encoder = encoder_of(self.backbone)
         self.built = True
         self._seed = 0
-        self._writer = functools.lru_cache(4)(self._new_writer)
+        self._writer = functools.lru_cache(4)(
+            lambda place, *arguments: generation.Writer(self, *arguments)
+        )
 
     def head(self, hidden: tf.Tensor) -> tf.Tensor:
-        """Computes logits from decoder states.
-
-        Args:
-          hidden: [..., hidden_dim].
-
-        Returns:
-          [..., vocabulary_size] float32.
-        """
+        """Returns float32 logits [..., V] of decoder states [..., hidden_dim]."""
         # In float32 also under mixed precision: small differences between logits
         # decide, and logits reach tens.
         hidden = tf.cast(hidden, self.backbone.token_embedding.variable_dtype)
@@ -140,62 +126,34 @@ class T5QueryGenerator(tf.keras.Model):
     def states(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False
     ) -> dict[str, tf.Tensor]:
-        """Computes the final states of encoder and decoder, teacher-forced.
-
-        Args:
-          inputs: as for `call`.
-          training: whether dropout is on.
-
-        Returns:
-          "encoder_sequence_output" [B, L, hidden_dim], without the soft prompt's
-          states, and "decoder_sequence_output" [B, T, hidden_dim].
-        """
+        """Computes the backbone's outputs; arguments as of `call`."""
         targets = inputs["query_ids"]
         # The decoder starts with the padding id, as T5 does.
         shifted = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
-        states = self.backbone(
+        documents = inputs["document_ids"]
+        return self.backbone(
             {
-                "encoder_token_ids": inputs["document_ids"],
-                "encoder_padding_mask": _mask(
-                    inputs["document_ids"], inputs["document_lengths"]
-                ),
+                "encoder_token_ids": documents,
+                "encoder_padding_mask": _mask(documents, inputs["document_lengths"]),
                 "decoder_token_ids": shifted,
                 # By length, not by id: the first decoder token has the padding id.
                 "decoder_padding_mask": _mask(shifted, inputs["query_lengths"]),
             },
             training=training,
         )
-        prompt = self.backbone.soft_prompt
-        if prompt is not None:
-            encoded = states["encoder_sequence_output"][:, prompt.length :]
-            states = {**states, "encoder_sequence_output": encoded}
-        return states
 
     @without_autograph
     def per_example_losses(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False
     ) -> tf.Tensor:
-        """Computes the `QueryLoss` of each example.
-
-        Args:
-          inputs: as for `call`.
-          training: whether dropout is on.
-
-        Returns:
-          [B] float32, nats per token.
-        """
+        """Returns each example's `QueryLoss`, [B] float32; arguments as of `call`."""
         return QueryLoss().call(inputs["query_ids"], self(inputs, training=training))
 
     @without_autograph
     def encode(self, document_ids: tf.Tensor, document_mask: tf.Tensor) -> tf.Tensor:
-        """Computes encoder states, without dropout.
+        """Computes encoder states without dropout, the soft prompt's P states first.
 
-        Args:
-          document_ids: [B, L] int32.
-          document_mask: [B, L] int32, 1 for real tokens.
-
-        Returns:
-          [B, P + L, hidden_dim], the soft prompt's states first.
+        Ids and mask (1 for real tokens) are [B, L] int32, states [B, P + L, D].
         """
         return self.encoder(
             {"encoder_token_ids": document_ids, "encoder_padding_mask": document_mask},
@@ -211,12 +169,9 @@ class T5QueryGenerator(tf.keras.Model):
     ) -> None:
         """Sets what `fit` trains with; see `tf.keras.Model.compile`.
 
-        Args:
-          optimizer: any of Keras.
-          loss: `None` is `QueryLoss`.
-          seed: of dropout, which depends on it, the step and the row's place in the
-            batch alone: a `fit` that goes on from a backup drops the same units.
-          **options: see `tf.keras.Model.compile`.
+        The loss `None` is `QueryLoss`. Dropout depends on the seed, the step and the
+        row's place in the batch alone: a `fit` that goes on from a backup drops the
+        same units.
         """
         self._seed = seed
         super().compile(optimizer, QueryLoss() if loss is None else loss, **options)
@@ -251,8 +206,8 @@ class T5QueryGenerator(tf.keras.Model):
         """Writes queries for documents, in batches, by the cached decoder.
 
         It reads the weights when it is called, and compiles once for the same sampler,
-        lengths and sizes. Post-processing costs no privacy, so the seed need not be
-        secret.
+        lengths and sizes. Post-processing costs no privacy, however many queries are
+        written, and the seed need not be secret.
 
         Args:
           documents: D texts, or [D, L] integer token ids padded with 0, prompt
@@ -270,8 +225,8 @@ class T5QueryGenerator(tf.keras.Model):
           token ids, 0 after the end, for token ids.
 
         Raises:
-          InputError: texts without a preprocessor, token ids of another shape or with
-            padding before a token, or a number below 1.
+          InputError: texts without a preprocessor, documents that are neither texts nor
+            token ids, or a number below 1.
         """
         if isinstance(documents, str):
             documents = [documents]
@@ -284,14 +239,17 @@ class T5QueryGenerator(tf.keras.Model):
             numbered = (Document(str(i), "", text) for i, text in enumerate(documents))
             rows = self.write_queries(numbered, sampler, max_length, seed, **options)
             return [row.query for row in rows]
-        ids, lengths = _checked_ids(np.asarray(documents))
-        writer = self._writer_of(sampler, max_length, **options)
-        requests = (
-            request
-            for i, (row, length) in enumerate(zip(ids, lengths))
-            for request in generation.requests_of(
-                Document(str(i), "", ""), row[:length], samples, writer.samples
+        ids = np.asarray(documents)
+        if ids.ndim != 2 or ids.dtype.kind not in "iu":
+            raise validation.InputError(
+                f"documents has shape {list(ids.shape)} and dtype {ids.dtype}; give a "
+                "list of texts, or token ids [D, L]."
             )
+        writer = self._writer_of(sampler, max_length, **options)
+        requests = generation.requests_of(
+            ((Document(str(i), "", ""), samples) for i in range(len(ids))),
+            (np.trim_zeros(row, "b") for row in ids),
+            writer.samples,
         )
         return np.stack([row for _, rows in writer(requests, seed) for row in rows])
 
@@ -307,19 +265,12 @@ class T5QueryGenerator(tf.keras.Model):
         samples: int = 1,
         **options: Any,
     ) -> Iterator[SyntheticQuery]:
-        """Writes synthetic queries for a corpus; the other arguments as in `generate`.
+        """Writes synthetic queries for a corpus; see also `generate`.
 
-        Args:
-          documents: public documents, read as a stream; each by itself, or with the
-            number of its queries instead of `samples`.
-          sampler: see `generate`.
-          max_length: see `generate`.
-          seed: see `generate`.
-          first: number of documents of the corpus before these.
-          on_batch: called after every batch with its number of queries and of tokens;
-            the queries are yielded later, in order.
-          samples: see `generate`.
-          **options: see `generate`.
+        `documents` are read as a stream: each by itself, or with the number of its
+        queries instead of `samples`. `first` is the number of the corpus's documents
+        before them. `on_batch` is called after every batch with its number of queries
+        and of tokens; the queries are yielded later, in order.
 
         Returns:
           One `SyntheticQuery` for each document and sample, in order, numbered `genQ0`,
@@ -336,7 +287,9 @@ class T5QueryGenerator(tf.keras.Model):
             )
         writer = self._writer_of(sampler, max_length, samples, **options)
         counted = (d if isinstance(d, tuple) else (d, samples) for d in documents)
-        requests = generation.tokenized(counted, self.preprocessor, writer.samples)
+        ours, theirs = itertools.tee(counted)
+        tokens = self.preprocessor.stream(document.content for document, _ in theirs)
+        requests = generation.requests_of(ours, tokens, writer.samples)
         written = writer(requests, seed, self.preprocessor.decode, on_batch)
         return generation.numbered(written, first * samples)
 
@@ -358,18 +311,12 @@ class T5QueryGenerator(tf.keras.Model):
         for name, value in sizes.items():
             validation.positive_integer(name, value)
         # LoRA replaces layers: what was compiled before would have the old ones.
-        weights = tuple(map(id, self.weights))
-        place = (tf.distribute.get_strategy(), weights)
-        return self._writer(
-            place, sampler or TopP(), *sizes.values(), pieces, jit_compile
-        )
-
-    def _new_writer(self, place: Any, *arguments: Any) -> generation.Writer:
-        del place  # only tells writers apart
-        return generation.Writer(self, *arguments)
+        place = tf.distribute.get_strategy(), tuple(map(id, self.weights))
+        given = sampler or TopP(), *sizes.values(), pieces, jit_compile
+        return self._writer(place, *given)
 
     def save_to_preset(
-        self, directory: str | os.PathLike, vocabulary: str | os.PathLike | None = None
+        self, directory: PathLike, vocabulary: PathLike | None = None
     ) -> None:
         """Writes weights, vocabulary, prompt and lengths, for `from_preset`.
 
@@ -377,38 +324,25 @@ class T5QueryGenerator(tf.keras.Model):
         too, without a soft prompt. LoRA's updates are added to the kernels. For one
         file with everything that Keras knows of the model, use `save("x.keras")`.
 
-        Args:
-          directory: an existing directory.
-          vocabulary: the SentencePiece model; `None` is the preprocessor's.
-
-        Raises:
-          InputError: a weight is NaN or infinite, or the vocabulary does not fit.
+        The directory must exist. `vocabulary` is a SentencePiece model to write instead
+        of the preprocessor's; see also `checkpoints.save`.
         """
-        self._save(keras_preset, directory, vocabulary)
+        self._save("keras", directory, vocabulary)
 
     def save_to_huggingface(
-        self, directory: str | os.PathLike, vocabulary: str | os.PathLike | None = None
+        self, directory: PathLike, vocabulary: PathLike | None = None
     ) -> None:
-        """Writes the model for `transformers` and `from_preset`.
+        """Does as `save_to_preset` for `transformers`, in a directory of its own."""
+        self._save("huggingface", directory, vocabulary)
 
-        See `save_to_preset`; the two need a directory each.
-        """
-        self._save(huggingface, directory, vocabulary)
-
-    def _save(
-        self,
-        form: Any,
-        directory: str | os.PathLike,
-        vocabulary: str | os.PathLike | None,
-    ) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            if vocabulary is None and self.preprocessor is not None:
-                vocabulary = pathlib.Path(scratch, VOCABULARY_FILE)
-                vocabulary.write_bytes(self.preprocessor.tokenizer.model)
-            form.save(directory, self.config, self.backbone, vocabulary=vocabulary)
-        if self.preprocessor is not None:
+    def _save(self, form: str, directory: PathLike, vocabulary: Any) -> None:
+        own, model = self.preprocessor, (self.config, self.backbone)
+        if vocabulary is None and own is not None:
+            vocabulary = own.tokenizer
+        checkpoints.save(directory, *model, form, vocabulary=vocabulary)
+        if own is not None:
             path = pathlib.Path(directory, PREPROCESSOR_FILE)
-            io.write_json(path, self.preprocessor.get_config())
+            io.write_json(path, own.get_config())
 
     @classmethod
     def from_preset(
@@ -424,8 +358,8 @@ class T5QueryGenerator(tf.keras.Model):
         Args:
           preset: a directory that `save_to_preset` wrote, a Hugging Face, keras-nlp or
             T5X checkpoint, or a name; see `checkpoints.open_checkpoint`.
-          dtype: see `__init__`.
-          rematerialize: see `__init__`.
+          dtype: see `layers.T5Backbone`.
+          rematerialize: see there.
           soft_prompt: length of the soft prompt; `None` is the checkpoint's. A prompt
             that the checkpoint lacks starts at random.
           **preprocessing: arguments of `Preprocessor` to use instead of the preset's.
@@ -437,7 +371,7 @@ class T5QueryGenerator(tf.keras.Model):
         """
         directory = checkpoints.locate(preset)
         checkpoint = checkpoints.open_checkpoint(directory)
-        length = checkpoint.soft_prompt_length(soft_prompt)
+        length = checkpoint.soft_prompt if soft_prompt is None else soft_prompt
         options: dict[str, Any] = {"tokenizer": checkpoints.vocabulary_in(directory)}
         stored = directory / PREPROCESSOR_FILE
         if stored.is_file():
@@ -454,11 +388,7 @@ class T5QueryGenerator(tf.keras.Model):
         self.built = True
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, JSON values only.
-
-        Raises:
-          NotImplementedError: the model has LoRA layers, see `T5TransformerLayer`.
-        """
+        """Returns the constructor's arguments; refuses LoRA, see `T5Backbone`."""
         config = self.backbone.get_config()
         if self.preprocessor is not None:
             config["preprocessor"] = self.preprocessor.get_config()
@@ -473,9 +403,9 @@ class T5QueryGenerator(tf.keras.Model):
         It has no preprocessor, for want of a vocabulary; `load_model` adds it.
         """
         del custom_objects  # all layers are built from the shape
-        preprocessing = config.get("preprocessor")
         config = {**config, "config": T5Config(**config["config"])}
-        model = cls(**{**config, "preprocessor": None})
+        preprocessing = config.pop("preprocessor", None)
+        model = cls(**config)
         model._preprocessing = preprocessing
         return model
 
@@ -495,33 +425,11 @@ class T5QueryGenerator(tf.keras.Model):
 def descend(
     optimizer: Any, tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]
 ) -> None:
-    """Applies the gradient of a loss; compiles under XLA.
-
-    An embedding's gradient is sparse, and Keras sums equal rows by an operation that
-    XLA lacks: it is made dense.
-    """
+    """Applies the gradient of a loss; compiles under XLA."""
+    # An embedding's is sparse, and XLA lacks the operation that sums its equal rows.
     gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
     optimizer.apply_gradients(zip(gradients, variables))
 
 
 def _mask(ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
     return tf.sequence_mask(lengths, ids.shape[1] or tf.shape(ids)[1], tf.int32)
-
-
-def _checked_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token ids [D, L] and their lengths [D].
-
-    Raises:
-      InputError: another shape or type, or padding before a token.
-    """
-    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
-        raise validation.InputError(
-            f"documents has shape {list(ids.shape)} and dtype {ids.dtype}; give a "
-            "list of texts, or token ids [D, L]."
-        )
-    lengths = (ids != decoding.PAD).sum(axis=1)
-    if (ids[np.arange(ids.shape[1]) < lengths[:, np.newaxis]] == decoding.PAD).any():
-        raise validation.InputError(
-            "documents has padding (0) before a token; pad on the right."
-        )
-    return ids, lengths

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data.texts import Pair
-from tfdpsq.data.tokenization import PROMPT, Tokenizer, encode_all
+from tfdpsq.data.tokenization import CHUNK, PROMPT, Tokenizer, encode_all
 
 # Texts longer than these are cut (paper, section 4.1).
 DOCUMENT_LENGTH, QUERY_LENGTH = 384, 128
@@ -38,17 +39,7 @@ class Preprocessor:
         document_length: int = DOCUMENT_LENGTH,
         query_length: int = QUERY_LENGTH,
     ) -> None:
-        """Stores the arguments, which are the attributes.
-
-        Args:
-          tokenizer: a tokenizer, or the path of a SentencePiece model.
-          prompt: see the class.
-          document_length: see the class.
-          query_length: see the class.
-
-        Raises:
-          InputError: a length below one.
-        """
+        """Stores the attributes; `tokenizer` may be a SentencePiece model's path."""
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer)
         self.tokenizer, self.prompt = tokenizer, prompt
@@ -58,22 +49,16 @@ class Preprocessor:
         self.query_length = validation.positive_integer("query_length", query_length)
 
     def __call__(self, pairs: Iterable[Pair]) -> tf.data.Dataset:
-        """Returns the examples of pairs, in order, not batched.
+        """Returns the examples of n pairs, in order, not batched.
 
-        Args:
-          pairs: n pairs; their tokens are held in memory.
-
-        Returns:
-          n elements (inputs, labels): rows of `arrays`, and the query's ids again.
+        Their tokens are held in memory. The n elements are (inputs, labels): rows of
+        `arrays`, and the query's ids again.
         """
         arrays = self.arrays(pairs)
         return tf.data.Dataset.from_tensor_slices((arrays, arrays["query_ids"]))
 
     def arrays(self, pairs: Iterable[Pair]) -> dict[str, np.ndarray]:
-        """Tokenises pairs.
-
-        Args:
-          pairs: n pairs.
+        """Tokenises n pairs.
 
         Returns:
           "document_ids" [n, L] and "query_ids" [n, T], padded with 0, and their
@@ -89,6 +74,13 @@ class Preprocessor:
         """Returns ids [n, L] and lengths [n] of documents, the prompt before each."""
         texts = (self.prompt + text for text in texts)
         return encode_all(self.tokenizer.encode, texts, self.document_length)
+
+    def stream(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """Yields the ids of each document, without padding, `CHUNK` read at a time."""
+        left = iter(texts)
+        while chunk := list(itertools.islice(left, CHUNK)):
+            ids, lengths = self.documents(chunk)
+            yield from (row[:length] for row, length in zip(ids, lengths))
 
     def queries(self, texts: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns ids [n, T] and lengths [n] of queries."""

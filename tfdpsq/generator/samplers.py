@@ -4,17 +4,18 @@ The randomness comes in as one uniform number per row. A row's token is a functi
 its own logits and its own number, whatever else is in the batch.
 
 The nucleus is never sorted out. A token is drawn from all of them and kept if it is in
-the nucleus, which takes one sum: the mass of the tokens before it is below p. If it is
-not, neither is any token after it, so the next draw is from those before it alone. The
-kept token follows the nucleus's law exactly, and over a flat distribution of 32,128
-tokens, where sorting costs more than the network, a row needs 1.2 draws on average.
+the nucleus, which takes one sum: the mass of the tokens that are more probable is below
+p. If it is not, neither is any less probable token, so the next draw is from the more
+probable ones alone. The kept token follows the nucleus's law exactly, and over a flat
+distribution of 32,128 tokens, where sorting costs more than the network, a row needs
+1.2 draws on average.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -48,8 +49,8 @@ class Greedy:
 class TopP:
     """Nucleus sampling (Holtzman et al. 2020).
 
-    Draws from the smallest set of most probable tokens whose probabilities reach p.
-    Ties in probability favour the lower id.
+    Draws from the smallest set of most probable tokens whose probabilities reach p,
+    and from all that are as probable as its last one.
 
     Attributes:
       p: in (0, 1]; 1 keeps all tokens. The paper uses 0.8.
@@ -77,9 +78,11 @@ class TopP:
         """See `Sampler`."""
         if self.temperature != 1:
             logits = logits / self.temperature
-        if self.k is not None and self.k < logits.shape[-1]:
-            return _sample_sorted(logits, uniforms, self.k, self.p)
-        return _sample_unsorted(logits, uniforms, self.p)
+        if self.k is None or self.k >= logits.shape[-1]:
+            return _sample(logits, uniforms, self.p)
+        logits, ids = tf.math.top_k(logits, self.k)
+        places = _sample(logits, uniforms, self.p)
+        return tf.gather(ids, places, batch_dims=1)
 
 
 class TopK(TopP):
@@ -95,112 +98,56 @@ def sampler_of(temperature: float, top_k: int | None, top_p: float) -> Sampler:
     return Greedy() if temperature == 0 else TopP(top_p, top_k or None, temperature)
 
 
-def _sample_sorted(logits: Any, uniforms: Any, top_k: Any, top_p: Any) -> Any:
-    """Inverts the cumulative distribution of the k most probable tokens."""
-    values, ids = tf.math.top_k(logits, top_k)
-    cumulative = tf.cumsum(tf.nn.softmax(values), axis=-1)
-    # A token is in the nucleus if those before it have not yet reached p.
-    before = tf.pad(cumulative[:, :-1], [[0, 0], [1, 0]])
-    size_of_nucleus = tf.reduce_sum(tf.cast(before < top_p, tf.int32), axis=-1)
-    mass = tf.gather(cumulative, size_of_nucleus - 1, batch_dims=1)
-    chosen = tf.reduce_sum(
-        tf.cast(cumulative <= (uniforms * mass)[:, None], tf.int32), axis=-1
-    )
-    # uniforms · mass can round up to mass itself: stay inside the nucleus.
-    chosen = tf.minimum(chosen, size_of_nucleus - 1)
-    return tf.gather(ids, chosen, batch_dims=1)
-
-
-def _sample_unsorted(logits: Any, uniforms: Any, top_p: Any) -> Any:
-    """Draws from all tokens, then from those before the drawn one, … (see above)."""
-    weights = _blocks(tf.nn.softmax(logits))
+def _sample(logits: Any, uniforms: Any, top_p: float) -> Any:
+    """Draws from all tokens, then from the more probable ones, … (see above)."""
+    weights = tf.nn.softmax(logits)
+    missing = -logits.shape[-1] % _BLOCK
+    weights = tf.pad(weights, [[0, 0], [0, missing]]) if missing else weights
+    weights = tf.reshape(weights, [-1, weights.shape[-1] // _BLOCK, _BLOCK])
     sums = tf.reduce_sum(weights, axis=-1)
-    # All tokens come before this one.
-    last = _Drawn(
-        tf.fill(tf.shape(uniforms), weights.shape[1] * _BLOCK), tf.zeros_like(uniforms)
-    )
+    token, weight = _draw(weights, sums, -tf.ones_like(uniforms), uniforms)
     if top_p == 1:
-        return _draw(weights, sums, last, uniforms)[0].token
+        return token
     target = top_p * tf.reduce_sum(sums, axis=-1)
 
-    def unsettled(draws: Any, tokens: Any, settled: Any, drawn: Any, sums: Any) -> Any:
-        del draws, tokens, drawn, sums
-        return ~tf.reduce_all(settled)
+    def more_probable(weight: Any) -> Any:
+        # This op is `where(weights > weight, weights, 0)` in half the time.
+        excess = weights - weight[:, None, None]
+        more = tf.raw_ops.ReluGrad(gradients=weights, features=excess)
+        return tf.reduce_sum(more, axis=-1)
 
-    def body(draws: Any, tokens: Any, settled: Any, drawn: Any, sums: Any) -> Any:
-        drawn, sums = _draw(weights, sums, drawn, _renewed(uniforms, draws))
-        tokens = tf.where(settled, tokens, drawn.token)
-        # Not a number settles too: no loop without end.
-        settled |= ~(tf.reduce_sum(sums, axis=-1) >= target)
-        return draws + 1, tokens, settled, drawn, sums
+    def outside(sums: Any) -> Any:
+        # Not a number is inside: no loop without end.
+        return tf.reduce_sum(sums, axis=-1) >= target
 
-    start = (
-        tf.constant(0),
-        tf.zeros_like(last.token),
-        tf.zeros_like(uniforms, tf.bool),
-        last,
-        sums,
-    )
-    return tf.while_loop(unsettled, body, start, maximum_iterations=_DRAWS)[1]
+    def body(draws: Any, token: Any, weight: Any, sums: Any) -> Any:
+        new, bound = _draw(weights, sums, weight, _renewed(uniforms, draws))
+        token = tf.where(outside(sums), new, token)
+        weight = tf.where(outside(sums), bound, weight)
+        return draws + 1, token, weight, more_probable(weight)
 
-
-class _Drawn(NamedTuple):
-    """A token a row. Tokens go by falling weight, those of equal weight by id."""
-
-    token: tf.Tensor  # [B] int32
-    weight: tf.Tensor  # [B] float32
+    return tf.while_loop(
+        lambda draws, token, weight, sums: tf.reduce_any(outside(sums)),
+        body,
+        (tf.constant(1), token, weight, more_probable(weight)),
+        maximum_iterations=_DRAWS,
+    )[1]
 
 
-def _blocks(weights: Any) -> Any:
-    """[B, V] to [B, blocks, _BLOCK], filled up with zeros."""
-    size = weights.shape[-1]
-    missing = -size % _BLOCK
-    if missing:
-        weights = tf.pad(weights, [[0, 0], [0, missing]])
-    return tf.reshape(weights, [-1, (size + missing) // _BLOCK, _BLOCK])
+def _draw(weights: Any, sums: Any, bound: Any, uniforms: Any) -> tuple[Any, Any]:
+    """Draws from the tokens with more weight than a bound [B].
 
-
-def _draw(weights: Any, sums: Any, last: Any, uniforms: Any) -> Any:
-    """Draws from the tokens that go before the last one drawn.
-
-    Args:
-      weights: [B, blocks, _BLOCK].
-      sums: [B, blocks], each block's tokens before `last`.
-      last: the last tokens drawn.
-      uniforms: [B].
-
-    Returns:
-      (what is drawn, never a token of weight 0; the sums of the tokens before it).
+    `weights` are [B, blocks, _BLOCK], `sums` [B, blocks] of those above the bound.
+    Returns tokens [B] int32, never one of weight 0, and their weights.
     """
     cumulative = tf.cumsum(sums, axis=-1)
     aim = uniforms * cumulative[:, -1]
     block = _first_beyond(cumulative, sums, aim)
     aim -= tf.gather(cumulative - sums, block, batch_dims=1)
     contents = tf.gather(weights, block, batch_dims=1)
-    ids = block[:, None] * _BLOCK + tf.range(_BLOCK)
-    left = _before(contents, ids, last)
+    left = tf.where(contents > bound[:, None], contents, 0.0)
     place = _first_beyond(tf.cumsum(left, axis=-1), left, aim)
-    drawn = _Drawn(block * _BLOCK + place, tf.gather(contents, place, batch_dims=1))
-    # In blocks of lower ids a tie goes before the drawn token.
-    blocks = tf.range(weights.shape[1])
-    bound = tf.where(
-        blocks < block[:, None],
-        tf.math.nextafter(drawn.weight, tf.zeros_like(drawn.weight))[:, None],
-        drawn.weight[:, None],
-    )[..., None]
-    # This op is `where(weights > bound, weights, 0)` in half the time.
-    others = tf.raw_ops.ReluGrad(gradients=weights, features=weights - bound)
-    own = tf.reduce_sum(_before(contents, ids, drawn), axis=-1, keepdims=True)
-    return drawn, tf.where(
-        blocks == block[:, None], own, tf.reduce_sum(others, axis=-1)
-    )
-
-
-def _before(contents: Any, ids: Any, drawn: Any) -> Any:
-    """`contents` [B, n] with zeros but for tokens that go before the drawn one."""
-    weight, token = drawn.weight[:, None], drawn.token[:, None]
-    before = (contents > weight) | ((contents == weight) & (ids < token))
-    return tf.where(before, contents, 0.0)
+    return block * _BLOCK + place, tf.gather(contents, place, batch_dims=1)
 
 
 def _first_beyond(cumulative: Any, weights: Any, aim: Any) -> Any:
@@ -213,7 +160,7 @@ def _first_beyond(cumulative: Any, weights: Any, aim: Any) -> Any:
 
 
 def _renewed(uniforms: Any, draws: Any) -> Any:
-    """Another number for each further draw; the first draw has the number itself.
+    """Returns another number for each further draw.
 
     A uniform float32 has 24 random bits. Number and count go through an integer hash
     (multiply and xor-shift with the constants of Wellons's lowbias32), which gives
@@ -226,5 +173,4 @@ def _renewed(uniforms: Any, draws: Any) -> Any:
         shifted = tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32))
         bits = tf.bitwise.bitwise_xor(bits, shifted) * tf.constant(factor, tf.uint32)
     fresh = tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32))
-    fresh = tf.cast(tf.cast(fresh, tf.int32), tf.float32) / scale
-    return tf.where(draws == 0, uniforms, fresh)
+    return tf.cast(tf.cast(fresh, tf.int32), tf.float32) / scale

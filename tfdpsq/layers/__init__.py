@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfdpsq import lazy
 from tfdpsq.keras_choice import keras  # noqa: F401  first: it says what is missing
 from tfdpsq.layers.folded import Folded
-from tfdpsq.layers.lora import LoRADense, LoRAEinsumDense, apply_lora, merge_lora
+from tfdpsq.layers.lora import LoRADense, apply_lora, merge_lora
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
 from tfdpsq.layers.query_adapter import QueryAdapter, sampled_softmax
 from tfdpsq.layers.scale import Scale
@@ -32,7 +32,6 @@ __all__ = [
     "FirstTokenPooling",
     "Folded",
     "LoRADense",
-    "LoRAEinsumDense",
     "MaskedMeanPooling",
     "QueryAdapter",
     "Scale",

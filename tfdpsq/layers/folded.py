@@ -14,9 +14,8 @@ from tfdpsq.validation import InputError
 class Folded(keras.layers.Wrapper):
     """Runs a layer on [B, K, ...] as on [B · K, ...].
 
-    Like Keras's TimeDistributed, but for any layer, including a model with several
-    inputs, and always in one call. It tells an engine that clips by example that all
-    K rows belong to one example.
+    Like Keras's TimeDistributed, but for any layer, and always in one call. It tells an
+    engine that clips by example that all K rows belong to one example.
 
     Example:
       >>> layer = Folded(keras.layers.Dense(3))

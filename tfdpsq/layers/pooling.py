@@ -13,9 +13,8 @@ from tfdpsq.validation import InputError
 class _Pooling(keras.layers.Layer):
     """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D].
 
-    A row of padding alone raises `InputError` if run eagerly. A graph cannot raise
-    under XLA, so there it gives zeros, with zero gradients: a wrong result, but never
-    a NaN that spreads to other rows.
+    A row of padding alone raises `InputError` if run eagerly; a graph, which cannot
+    raise under XLA, gives zeros with zero gradients.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -34,8 +33,6 @@ class _Pooling(keras.layers.Layer):
         Returns:
           [B, D] in the layer's compute dtype.
         """
-        if mask is None:
-            raise InputError("mask is None; give [B, L], non-zero at real tokens.")
         mask = tf.convert_to_tensor(mask)
         fits = hidden.shape.rank == 3 and mask.shape.rank == 2
         if not fits or not hidden.shape[:2].is_compatible_with(mask.shape):
@@ -66,8 +63,7 @@ class _Pooling(keras.layers.Layer):
 class MaskedMeanPooling(_Pooling):
     """Mean of the hidden states of real tokens; padding is ignored.
 
-    It is computed in float32 under any global policy, as a sum over hundreds of tokens
-    loses digits in bfloat16. Pass `dtype` to override this.
+    It is computed in float32 under any global policy, unless `dtype` is given.
 
     Example:
       >>> hidden = tf.constant([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])

@@ -1,8 +1,7 @@
 """A linear map of query embeddings, to be trained while the documents' stay.
 
-Any encoder's embeddings can be adapted, one behind a web service included: the encoder
-does not run, and an index of its document embeddings stays valid. Few weights suffer
-little from DP-SGD's noise, and a step over all rows costs one matrix product.
+The encoder does not run, and an index of its document embeddings stays valid. Few
+weights suffer little from DP-SGD's noise.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class QueryAdapter(keras.layers.Layer):
         """Makes the matrix for embeddings [..., D]."""
         if not input_shape[-1]:
             raise InputError(
-                f"embeddings have shape {tuple(input_shape)}, without a static width. "
-                "Give the model's input the shape (D,)."
+                f"embeddings have shape {tuple(input_shape)}; give a static width D."
             )
         self.projection = keras.layers.Dense(
             input_shape[-1],

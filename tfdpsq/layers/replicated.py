@@ -1,8 +1,7 @@
 """Inference on all devices of a strategy, each with batches of its own.
 
-Work without sums between devices is shared by whole batches: every replica runs what a
-single device would run, on a batch of the same size, so results do not depend on the
-number of devices.
+Every replica runs what a single device would run, on a batch of the same size, so
+results do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class Replicated:
           input_signature: of `function`, as `tf.function` takes it; in a scope, shapes
             are those of the calls.
           jit_compile: compile with XLA, as a TPU does in any case.
-          overlapped: outside of a scope, run two batches at a time on processors,
-            which fill with one what the operations of the other leave idle.
+          overlapped: outside of a scope, run two batches at a time on processors.
         """
         strategy = tf.distribute.get_strategy()
         self._strategy = strategy if tf.distribute.has_strategy() else None

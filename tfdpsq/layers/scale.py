@@ -15,8 +15,8 @@ from tfdpsq.validation import positive
 class Scale(keras.layers.Layer):
     """Multiplies by exp(w): the inverse of a softmax's temperature.
 
-    A learned scale has the weight w, which keeps it above zero (as in CLIP, Radford et
-    al. 2021, arXiv:2103.00020, section 2.5). A fixed scale has no weights.
+    A learned scale has the weight w, as in CLIP (Radford et al. 2021, arXiv:2103.00020,
+    section 2.5); a fixed one has none.
 
     Example:
       >>> Scale(20.0)(tf.constant([1.0, 0.5])).numpy()

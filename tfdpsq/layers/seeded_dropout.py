@@ -1,11 +1,9 @@
 """Dropout determined by a seed and by each row's place in the batch.
 
-A batch may be split into replicas' shares, or into rows that are embedded at a time. A
-row must lose the same units on every device, or the same training ends in different
-weights on different hardware. So each dropout has one stream of random numbers for the
-whole batch, and every part reads the stretch of its own rows: Philox (Salmon et al.
-2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) computes any stretch of its stream
-without those before it.
+A row loses the same units however a batch is split into replicas' shares or parts. Each
+dropout has one stream of random numbers for the whole batch, and every part reads the
+stretch of its own rows: Philox (Salmon et al. 2011, *Parallel Random Numbers: As Easy
+as 1, 2, 3*) computes any stretch without those before it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A soft prompt: trained vectors before the embedded text.
 
 Prompt tuning (Lester, Al-Rfou and Constant 2021, arXiv:2104.08691, section 2) freezes
-the whole model and trains only these length · hidden_dim numbers. Under differential
-privacy the noise's norm grows with the square root of the number of trained weights,
-and a T5 has no smaller part to train.
+the whole model and trains only these length · hidden_dim numbers.
 """
 
 from __future__ import annotations

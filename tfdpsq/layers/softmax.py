@@ -1,9 +1,8 @@
 """Fast softmax losses over many scores on processors.
 
-There `tf.reduce_logsumexp` takes three times, and
+`tf.reduce_logsumexp` takes three times, and
 `tf.nn.sparse_softmax_cross_entropy_with_logits` eight times as long as `tf.nn.softmax`,
-which has a kernel of its own. Here that softmax gives the loss, and is kept for the
-gradient.
+which here gives the loss, and is kept for the gradient.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from tfdpsq.layers.tracing import without_autograph
 
 @without_autograph
 def log_sum_exp(scores: tf.Tensor) -> tf.Tensor:
-    """Computes log Σ exp over the last dimension.
-
-    Args:
-      scores: [..., V] floats. -Inf, and what is far below all others, counts nothing.
+    """Computes log Σ exp over the last dimension of [..., V] floats; -Inf adds nothing.
 
     Returns:
       [...], of the same type; not finite where a score is NaN or +Inf.

@@ -3,8 +3,7 @@
 `T5Backbone` is keras-nlp's, weight for weight and name for name (its weight files
 load), with the mathematics of Raffel et al. 2020, section 2.1. It adds:
 
-- `T5Config` binds the activation, its gating and the tied head to a published version,
-  so that no mixture of them is built by accident;
+- `T5Config` binds the activation, its gating and the tied head to a published version;
 - under `mixed_bfloat16`, softmax, norms and logits are computed in float32, from a
   position bias and a head that are not rounded;
 - layers can be rematerialized (see `tfdpsq.rematerialization`);
@@ -45,18 +44,6 @@ from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.tracing import without_autograph
 from tfdpsq.rematerialization import rematerialized
 
-# (layers, heads, hidden, intermediate, key/value size), from the published
-# checkpoints of Raffel et al. 2020 and the "T5 1.1" release that FLAN-T5 shares.
-_SHAPES = {
-    ("small", "1.0"): (6, 8, 512, 2048, 64),
-    ("small", "1.1"): (8, 6, 512, 1024, 64),
-    ("base", "1.0"): (12, 12, 768, 3072, 64),
-    ("base", "1.1"): (12, 12, 768, 2048, 64),
-    ("large", "1.0"): (24, 16, 1024, 4096, 64),
-    ("large", "1.1"): (24, 16, 1024, 2816, 64),
-    ("xl", "1.1"): (24, 32, 2048, 5120, 64),
-}
-SIZES = ("small", "base", "large", "xl")
 _VERSIONS = ("1.0", "1.1")
 _DTYPES = (None, "float32", "float64", "mixed_bfloat16")
 _EPSILON = 1e-6  # of the norms
@@ -70,8 +57,8 @@ class T5Config:
     """Shape of a T5 encoder–decoder.
 
     Example:
-      >>> T5Config.from_size("small", "1.0").hidden_dim
-      512
+      >>> T5Config(32128, 6, 8, 512, 2048, 64).tied  # T5 1.0 small
+      True
 
     Attributes:
       vocabulary_size: rows of the embedding, and logits (32128 in T5).
@@ -106,25 +93,11 @@ class T5Config:
         """True if the language-model head is the embedding, transposed."""
         return self.version == "1.0"
 
-    @classmethod
-    def from_size(
-        cls, size: str, version: str = "1.1", vocabulary_size: int = 32128
-    ) -> T5Config:
-        """Returns a published shape: "small", "base", "large" or "xl" (1.1 only)."""
-        validation.one_of("size", size, SIZES)
-        validation.one_of("version", version, _VERSIONS)
-        if (size, version) not in _SHAPES:
-            raise validation.InputError(
-                f"T5 {size} of version {version} is not offered; use version 1.1."
-            )
-        return cls(vocabulary_size, *_SHAPES[size, version], version)
-
 
 class _ExactWeights(keras.layers.Layer):
     """A layer that reads its own weights, not those of layers in it, unrounded.
 
-    Under mixed precision Keras rounds a weight wherever its layer reads it, which no
-    cast back to float32 undoes.
+    Under mixed precision Keras rounds a weight wherever its layer reads it.
     """
 
     def add_weight(self, *args: Any, **options: Any) -> tf.Variable:
@@ -198,12 +171,7 @@ class T5MultiHeadAttention(_ExactWeights, keras_nlp_attention.T5MultiHeadAttenti
 
 @keras.utils.register_keras_serializable("tfdpsq")
 class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
-    """One transformer layer of T5's encoder or decoder.
-
-    Attributes:
-      rematerialize: whether the backward pass runs the layer again instead of keeping
-        its intermediate results.
-    """
+    """One transformer layer of T5's encoder or decoder."""
 
     def __init__(
         self,
@@ -220,7 +188,8 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
           is_decoder: whether it attends to an encoder's states, too.
           use_relative_attention_bias: whether it computes the position bias, as the
             first layer of a stack does for all.
-          rematerialize: see the attribute.
+          rematerialize: whether the backward pass runs the layer again instead of
+            keeping its intermediate results.
           **kwargs: those of `keras.layers.Layer`.
         """
         attention = {
@@ -348,9 +317,8 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             ):
                 # The error that Keras expects of a layer without a configuration.
                 raise NotImplementedError(
-                    f"layer {self.name}: {layer.name} is a {type(layer).__name__}, "
-                    "which no configuration holds. Save a generator with LoRA by "
-                    "save_to_preset, which adds the updates to the kernels."
+                    f"layer {self.name}: no configuration holds {layer.name}, a "
+                    f"{type(layer).__name__}. Save the generator by save_to_preset."
                 )
         return {
             **super().get_config(),
@@ -437,7 +405,6 @@ class T5Backbone(keras.Model):
 
     Attributes:
       config: the shape.
-      rematerialize: whether the layers are rematerialized in training.
       token_embedding: the embedding shared by encoder and decoder; in T5 1.1 it holds
         the head's weights, too.
       soft_prompt: the `SoftPrompt` before the encoder's texts, or `None`.
@@ -463,12 +430,11 @@ class T5Backbone(keras.Model):
           dtype: "float32", "float64", or "mixed_bfloat16": weights in float32,
             products in bfloat16, softmax and norms in float32. `None` follows Keras's
             global policy.
-          rematerialize: keep only each layer's inputs for the backward pass of
-            training, and run the layer twice: less memory for about a third more time.
-          soft_prompt: length P of the soft prompt (see `SoftPrompt`), 0 for none. The
-            decoder attends to it, too.
-          name: name of the model.
-          trainable: whether the model trains.
+          rematerialize: run each layer twice in training: less memory for about a
+            third more time.
+          soft_prompt: length P of the soft prompt (see `SoftPrompt`), 0 for none.
+          name: of the model.
+          trainable: whether it trains.
         """
         policy = _policy(dtype)
         embedding = _embedding(config, policy, tied=config.tied)
@@ -550,9 +516,6 @@ def build_encoder(
 ) -> keras.Model:
     """Builds a T5 encoder alone, with random weights.
 
-    It has no language-model head: an encoder never uses one, and a trainable weight
-    without a gradient would distort every count of parameters.
-
     Arguments are those of `T5Backbone`; returns a model as `encoder_of` does.
     """
     ids, mask = _inputs("encoder")
@@ -610,9 +573,8 @@ def _inputs(name: str) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _embedding(config: T5Config, policy: Any, tied: bool) -> TokenEmbedding:
-    # As T5's embedding starts (Mesh TensorFlow). keras-nlp 0.12 uses
-    # TruncatedNormal(1.0), whose first argument is the *mean*: every token is then
-    # nearly the same vector of ones, and so is every text.
+    # As T5's embedding starts (Mesh TensorFlow). In keras-nlp 0.12 1.0 is the *mean*:
+    # every token is then nearly the same vector, and so is every text.
     def random(shape: Any, dtype: Any = None) -> tf.Tensor:
         return keras.initializers.TruncatedNormal(0.0, 1.0)(shape, dtype)
 

@@ -1,9 +1,4 @@
-"""Tracing without autograph.
-
-Keras converts the `call` of every subclassed layer, and all that it calls. The models
-of this package branch on Python values only, so the conversion changes nothing, and
-costs seconds whenever a model is built or traced.
-"""
+"""Tracing without autograph, which costs seconds whenever Keras traces a model."""
 
 from __future__ import annotations
 

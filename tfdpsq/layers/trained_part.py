@@ -1,8 +1,8 @@
 """Trains a part of a model's weights, such as its norms and biases.
 
 Under differential privacy the noise's norm grows with the square root of the number of
-trained weights, so training few of them can beat training all (for "norms and biases"
-see BitFit, Zaken et al. 2021, arXiv:2106.10199).
+trained weights, so training few can beat training all (BitFit, Zaken et al. 2021,
+arXiv:2106.10199, trains biases).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
       model: a built model; it is changed in place. Frozen weights stay frozen.
       patterns: patterns of whole paths as in `fnmatch`: "*" is any text, "/" included,
         so that "*layer_norm*" matches all weights of all norms, and "*" everything.
-        Avoid the number of a norm inside a T5 layer: Keras counts those per process.
+        Avoid numbers in names that Keras gave: it counts per process.
 
     Returns:
       The paths of the weights that are trained. A weight that layers share is listed

@@ -12,10 +12,9 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from tfdpsq.data.rows import RowStore, write_rows
-from tfdpsq.data.tokenization import Tokenizer
 from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.model import TwoTower, embed
-from tfdpsq.validation import InputError, one_of, positive_integer
+from tfdpsq.validation import one_of, positive_integer
 
 # Batches that are sorted by length together, so that padding is little. The
 # memory for token ids stays at this many batches.
@@ -40,7 +39,6 @@ class Embedder:
     def __init__(
         self,
         model: TwoTower,
-        tokenizer: Tokenizer,
         kind: str,
         batch_size: int = 128,
         jit_compile: bool = False,
@@ -48,8 +46,7 @@ class Embedder:
         """Makes the function.
 
         Args:
-          model: the retriever.
-          tokenizer: the model's tokenizer.
+          model: the retriever, with its tokenizer.
           kind: "query" or "document": the tower, and the length texts are cut to.
           batch_size: texts at a time.
           jit_compile: compile with XLA.
@@ -59,7 +56,7 @@ class Embedder:
         config = model.config
         self._width = config.embedding_dim
         self._length = config.query_length if is_query else config.document_length
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = model.tokenizer
         tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
         cpu = not (jit_compile or tpu or tf.config.list_physical_devices("GPU"))
         self._rows = min(batch_size, CPU_ROWS) if cpu else batch_size
@@ -142,23 +139,16 @@ class Embedder:
 def encode_texts(
     model: TwoTower,
     texts: Iterable[str],
-    tokenizer: Tokenizer,
     kind: str,
     batch_size: int = 128,
     progress: bool = True,
     jit_compile: bool = False,
 ) -> np.ndarray:
-    """Embeds texts that are few enough for memory, as [N, D]; see `Embedder`.
-
-    Raises:
-      InputError: there is no text.
-    """
-    embedder = Embedder(model, tokenizer, kind, batch_size, jit_compile)
+    """Embeds texts, at least one, all in memory, as [N, D]; see `Embedder`."""
+    embedder = Embedder(model, kind, batch_size, jit_compile)
     with progress_bar(kind, progress) as bar:
         named = (("", text) for text in texts)
         parts = [vectors for _, vectors in embedder.chunks(named, done=bar.update)]
-    if not parts:
-        raise InputError(f"there is no {kind} to embed; give at least one text.")
     return np.concatenate(parts)
 
 

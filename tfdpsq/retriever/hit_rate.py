@@ -28,7 +28,7 @@ class HitRate(tf.keras.callbacks.Callback):
         self._keys, self._first = np.unique(arrays["document_key"], return_index=True)
         self._ks = [k for k in ks if k <= len(self._keys)]
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Measures, and adds to the logs."""
         documents = self._embedded("document", self._first)
         index = tfrs.layers.factorized_top_k.BruteForce(k=max(self._ks))
@@ -41,8 +41,8 @@ class HitRate(tf.keras.callbacks.Callback):
             # Without ids TFRS compares scores, which rounding can reorder.
             true_candidate_ids=tf.constant(own),
         )
-        if logs is not None:
-            logs.update({f"val_{m.name}": float(m.result()) for m in metric.metrics})
+        for measured in metric.metrics:
+            logs[f"val_{measured.name}"] = float(measured.result())
 
     def _embedded(self, side: str, rows: np.ndarray) -> tf.Tensor:
         model = self.model

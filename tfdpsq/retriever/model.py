@@ -23,6 +23,7 @@ from tfdpsq import validation
 from tfdpsq.data.io import atomic_directory
 from tfdpsq.data.texts import Pair
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
+from tfdpsq.generator import checkpoints
 from tfdpsq.layers import (
     FirstTokenPooling,
     MaskedMeanPooling,
@@ -72,9 +73,9 @@ class RetrieverConfig:
 
     t5: T5Config
     embedding_dim: int
-    scale: float
-    query_length: int
-    document_length: int
+    scale: float = 20.0
+    query_length: int = 128
+    document_length: int = 384
     shared: bool = True
     pooling: str = "mean"
     learned_scale: bool = False
@@ -114,15 +115,15 @@ class TwoTower(tfrs.models.Model):
     """A two-tower retriever, trained by `fit` or through `per_example_losses`.
 
     The loss is that of `tfrs.tasks.Retrieval` at temperature 1/scale, averaged instead
-    of summed; see `losses.batch_losses` for its candidates.
+    of summed; see `losses.batch_losses` for its candidates. `retriever.save` keeps
+    weights and vocabulary; a `.keras` file has no vocabulary and need not restore the
+    optimizer, for which there is Keras's `BackupAndRestore`.
 
     Example:
-      >>> from tfdpsq.layers import T5Config
-      >>> from tfdpsq.retriever import RetrieverConfig, TwoTower
-      >>> t5 = T5Config(60, 1, 2, 16, 24, 8)
-      >>> model = TwoTower(RetrieverConfig(t5, 12, 20.0, 3, 4))
-      >>> model.encode_queries(tf.constant([[5, 6, 1], [7, 1, 0]]), [3, 2]).shape
-      TensorShape([2, 12])
+      >>> from tfdpsq.retriever import TwoTower
+      >>> model = TwoTower.from_preset("t5_tiny_pydocs", query_length=24)
+      >>> model.query_model(["how to sort a list"]).shape
+      TensorShape([1, 192])
 
     Attributes:
       config: the configuration.
@@ -160,6 +161,11 @@ class TwoTower(tfrs.models.Model):
         )
         self.scaled = Scale(config.scale, config.learned_scale, name="scale")
         self.built = True
+
+    @property
+    def towers(self) -> tuple[tf.keras.Model, tf.keras.Model]:
+        """The query tower and the document tower."""
+        return self.query_tower, self.document_tower
 
     @property
     def documents_frozen(self) -> bool:
@@ -325,56 +331,66 @@ class TwoTower(tfrs.models.Model):
         self.optimizer.apply_gradients(zip(gradients, variables))
         return {"loss": tf.reduce_sum(everywhere(loss[tf.newaxis]))}
 
-    def load_encoder_weights_from(
-        self, encoder: tf.keras.Model, projection: np.ndarray | None = None
-    ) -> None:
-        """Copies the weights of a `layers.build_encoder` model into both towers.
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | os.PathLike,
+        tokenizer: Tokenizer | None = None,
+        dtype: str | None = None,
+        **settings: Any,
+    ) -> TwoTower:
+        """Makes a retriever from a saved one, a sentence encoder or a T5's encoder.
 
-        Both get one projection [hidden_dim, embedding_dim], by default that of the
-        query tower: with two, cosines between the towers would start as noise.
-
-        Raises:
-          InputError: the encoder has another shape.
-        """
-        given = ordered_weights(encoder)
-        for tower in (self.query_tower, self.document_tower):
-            own = ordered_weights(tower.get_layer("t5_encoder"))
-            if [v.shape for v in own] != [v.shape for v in given]:
-                raise validation.InputError(
-                    "the encoder's weights do not have the tower's shapes. Build the "
-                    "retriever with the encoder's own T5Config."
-                )
-            for mine, theirs in zip(own, given):
-                mine.assign(theirs)
-        first, second = (
-            tower.get_layer("projection").kernel
-            for tower in (self.query_tower, self.document_tower)
-        )
-        if projection is not None:
-            first.assign(projection)
-        second.assign(first)
-
-    def load_weights_from(self, trained: TwoTower) -> None:
-        """Copies another retriever's towers, projections included.
-
-        Scale, lengths and direction may differ; a learned scale keeps its own value.
+        Args:
+          preset: a directory that `save` wrote; a Hugging Face, keras-nlp, T5X or
+            sentence-T5 checkpoint; or a name; see `checkpoints.open_checkpoint`.
+          tokenizer: `None` takes the vocabulary next to the weights, if any.
+          dtype: see `__init__`.
+          **settings: fields of `RetrieverConfig` in place of a saved retriever's, or
+            of its defaults; `embedding_dim` is by default that of the weights.
 
         Raises:
-          InputError: it has another T5, embedding_dim, pooling or towers.
+          InputError: nothing there, or a setting that the weights contradict.
+          DataError: the weights are incomplete, damaged or not those of a tower.
         """
-        for field in ("t5", "embedding_dim", "pooling", "shared"):
-            mine, theirs = (getattr(m.config, field) for m in (self, trained))
-            if mine != theirs:
+        directory = checkpoints.locate(preset)
+        trained = projection = None
+        if (directory / f"{_WEIGHTS}.index").is_file():
+            trained = load(directory, dtype)
+            tokenizer = trained.tokenizer = tokenizer or trained.tokenizer
+            if not settings:
+                return trained
+            own: dict[str, Any] = vars(trained.config)
+            fixed = ["t5", "embedding_dim", "pooling", "shared"]
+        else:
+            t5, encoder = checkpoints.load_encoder(directory)
+            vocabulary = checkpoints.vocabulary_in(directory)
+            tokenizer = tokenizer or (Tokenizer(vocabulary) if vocabulary else None)
+            own, fixed = {"t5": t5, "embedding_dim": t5.hidden_dim}, ["t5"]
+            if found := checkpoints.read_sentence_encoder(directory):
+                projection = found.projection
+                if projection is None:  # its embeddings are the pooled states
+                    projection = np.eye(t5.hidden_dim, dtype=np.float32)
+                own.update(pooling=found.pooling, embedding_dim=projection.shape[1])
+                fixed = list(own)
+        for field in fixed:
+            if settings.setdefault(field, own[field]) != own[field]:
                 raise validation.InputError(
-                    f"{field} is {mine}, but the retriever to start from has {theirs}. "
-                    f"Set {field} to that, or start from an encoder."
+                    f"{field} is {settings[field]!r}, but {preset} has {own[field]!r}. "
+                    f"Set {field} to that, or start from a T5's encoder."
                 )
-        for mine, theirs in (
-            (self.query_tower, trained.query_tower),
-            (self.document_tower, trained.document_tower),
-        ):
-            for one, other in zip(ordered_weights(mine), ordered_weights(theirs)):
-                one.assign(other)
+        model = cls(RetrieverConfig(**{**own, **settings}), tokenizer, dtype)
+        query = document = model.query_tower
+        if trained is not None:
+            query, document = trained.towers
+        else:
+            _copy(encoder, query.get_layer("t5_encoder"))
+            if projection is not None:
+                query.get_layer("projection").kernel.assign(projection)
+        # A T5's towers share a projection, or cosines between them would be noise.
+        _copy(query, model.query_tower)
+        _copy(document, model.document_tower)
+        return model
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: the constructor creates all weights."""
@@ -438,9 +454,7 @@ def save(model: TwoTower, path: str | os.PathLike) -> None:
 def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
     """Loads a retriever that `save` wrote, tokenizer included.
 
-    Args:
-      path: the directory.
-      dtype: that of the encoders, see `TwoTower`; it is not saved with the weights.
+    `dtype` is that of the encoders, see `TwoTower`; it is not saved with the weights.
 
     Raises:
       InputError: unknown dtype.
@@ -522,6 +536,11 @@ def embed(
     )
     vectors = tf.cast(vectors, tf.float32)  # bfloat16 has 3 digits
     return tf.math.l2_normalize(vectors, axis=-1) if unit else vectors
+
+
+def _copy(source: tf.keras.layers.Layer, target: tf.keras.layers.Layer) -> None:
+    for value, weight in zip(ordered_weights(source), ordered_weights(target)):
+        weight.assign(value)
 
 
 def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:

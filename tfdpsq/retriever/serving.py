@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdpsq.data.io import atomic_directory
 from tfdpsq.retriever.index import top_k_layer
 from tfdpsq.retriever.model import TwoTower
-from tfdpsq.validation import InputError
 
 _TEXTS = tf.TensorSpec([None], tf.string)
 
@@ -54,20 +53,14 @@ class SearchModel(tf.Module):
           kind: see `index.top_k_layer`.
 
         Raises:
-          InputError: no tokenizer, or shapes that do not fit.
+          InputError: no tokenizer.
         """
         super().__init__(name="search_model")
-        vectors = np.ascontiguousarray(embeddings, np.float32)
-        if vectors.shape != (len(ids), model.config.embedding_dim):
-            raise InputError(
-                f"embeddings have shape {vectors.shape} for {len(ids)} ids; they must "
-                f"be [{len(ids)}, {model.config.embedding_dim}]."
-            )
         self._tokenizer = model.tokenizer  # its resources are exported from here
         self._queries, self._documents = model.query_model, model.document_model
         self._size = len(ids)
         self._index = top_k_layer(kind, len(ids), 100).index(
-            tf.constant(vectors), tf.constant(list(ids))
+            tf.constant(embeddings), tf.constant(list(ids))
         )
 
     @tf.function(input_signature=[_TEXTS], autograph=False)

@@ -28,18 +28,18 @@ _REMEDY = "Embed the texts again, by `index`, `encode` or your own encoder."
 _LONGEST_NAME = 200
 
 
-def encoder_fingerprint(
-    model: TwoTower, vocabulary: str, kind: str = "document"
-) -> str:
+def encoder_fingerprint(model: TwoTower, kind: str = "document") -> str:
     """SHA-256, in hex, of all that decides what the embedding of a `kind` of text is.
 
-    `vocabulary` is the tokenizer's fingerprint. With two towers, the other one is
-    excluded: retrievers that differ in their query towers alone search the same index.
+    With two towers, the other one is excluded: retrievers that differ in their query
+    towers alone search the same index.
     """
     of_queries = validation.one_of("kind", kind, ("document", "query")) == "query"
     config = json.loads(model.config.to_json())
     fields = ("t5", "embedding_dim", "pooling", f"{kind}_length")
     shape = [kind, *(config[field] for field in fields), model.get_config()["dtype"]]
+    assert model.tokenizer is not None
+    vocabulary = model.tokenizer.fingerprint
     digest = hashlib.sha256(f"{vocabulary}\n{json.dumps(shape)}".encode())
     tower = model.query_tower if of_queries else model.document_tower
     for weight in ordered_weights(tower):

@@ -130,7 +130,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "canaries": workdir.stage_fingerprint(config.canaries),
         "generator": workdir.stage_fingerprint(config.generator),
     }
-    vocabulary = sources.trained_vocabulary(trained.vocabulary, config.generator)
+    vocabulary = sources.vocabulary_file("", config.generator)
     for number, path in enumerate(references):
         # Else its scores are of other words.
         where = f"references[{number}]"
@@ -210,15 +210,9 @@ def _audit(config: Any, made: Any, trained: Any, references: Any) -> dict[str, A
     members, others = audit_subject.members_of(
         beir, trained.split, config.other_splits, config.members, config.seed
     )
-    subject = audit_subject.load(config, trained, references, made)
-    text_scores.require_whole_canaries(
-        made,
-        subject.documents.values(),
-        subject.tokenizer,
-        trained.query_length,
-        trained.document_length,
-        audit_subject.prompt_of(trained),
-    )
+    subject = audit_subject.load(config, references, made)
+    own = subject.likelihood.preprocessor
+    text_scores.require_whole_canaries(made, subject.documents.values(), own)
     guarantee = audit_subject.guarantee_of(config.generator)
     # Without a claim (ε = ∞) the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
@@ -359,8 +353,8 @@ def _membership(
     pairs = [*members, *others]
     # Truncated as in training.
     target = subject.likelihood(pairs, cut=True)
-    length = subject.trained.query_length
-    tokens = subject.tokenizer.encode([pair.query for pair in pairs], length)[1]
+    own = subject.likelihood.preprocessor
+    _, tokens = own.queries(pair.query for pair in pairs)
     scores = {
         "loss": target / np.asarray(tokens),
         "likelihood_ratio": evaluation.likelihood_ratio_scores(

@@ -52,9 +52,9 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, atomic_write
+from tfdpsq.data import BeirDirectory
 from tfdpsq.data.beir import BeirWriter, names_user
-from tfdpsq.data.io import write_json
+from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
@@ -166,8 +166,8 @@ def make_canaries(
     documents = sum(1 for _ in beir.documents())
     # One pair of each document, so that no document has two canaries.
     shuffled = random.permutation(len(pairs))
-    of_rows = pairs.document_numbers()[shuffled].tolist()
-    last = dict(zip(of_rows, shuffled.tolist()))
+    documents_of = [document_id for _, document_id in pairs.ids()]
+    last = {documents_of[row]: row for row in shuffled.tolist()}
     if len(kinds) > min(len(last), documents // 2):
         raise validation.InputError(
             f"the settings give {len(kinds)} canaries, each on a document of its own, "
@@ -325,7 +325,7 @@ def _left_out(
     """Draws the split's queries beyond `most_pairs`; returns ids in no other split."""
     if not most_pairs:
         return set()
-    rows = sorted(beir.positives(split))
+    rows = sorted({row.query_id for row in beir.positives(split)})
     elsewhere = {
         query_id
         for other in beir.splits()
@@ -343,8 +343,9 @@ def _has_users(beir: BeirDirectory, split: str, field: str) -> bool:
       InputError: some have and others have not.
     """
     pairs = beir.pairs(split)
+    known = {query_id for query_id, _ in pairs.ids()}
     named = (
-        names_user(given, field) and pairs.has_query(query_id)
+        names_user(given, field) and query_id in known
         for query_id, _, given in beir.read_query_lines()
     )
     if not any(named):

@@ -9,11 +9,11 @@
 | a synthetic set              | parquet                         |
 
 A T5 is in any format that `checkpoints.open_checkpoint` reads, such as T5X, or the name
-or URL of one. The output appears whole or not at all. It gets the input's vocabulary
-(or that of --vocabulary) and its certificate, if there is one: a generator stays as
-private as it was. `ctranslate2` and `onnx` need the extras of these names, and have an
-int8 form (--dtype). The towers of a retriever for sentence-transformers must be shared;
-texts are cut at the larger of its two lengths.
+or URL of one; --vocabulary is for one that has none, such as T5X's. The output appears
+whole or not at all. It gets the input's certificate, if there is one: a generator stays
+as private as it was. `ctranslate2` and `onnx` need the extras of these names, and have
+an int8 form (--dtype). The towers of a retriever for sentence-transformers must be
+shared; texts are cut at the larger of its two lengths.
 
 Exit status: 0 converted, 2 refused, with the reason printed.
 """
@@ -40,13 +40,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import checkpoints, ctranslate2_export
-from tfdpsq.generator.checkpoints import (
-    fast_tokenizer,
-    huggingface,
-    keras_preset,
-    sentence_encoder,
-    weights,
-)
+from tfdpsq.generator.checkpoints import fast_tokenizer, sentence_encoder, weights
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
@@ -83,7 +77,7 @@ def convert(
       source: see the table above.
       destination: the directory to make. It must not exist, or be empty.
       form: one of `FORMATS`.
-      vocabulary: a SentencePiece model, in place of the one in `source`.
+      vocabulary: a SentencePiece model, in place of the one of a T5 in `source`.
       dtype: "float32"; also "bfloat16" or "float16" for `huggingface`, and "int8" for
         `ctranslate2` and `onnx`.
       encoder_only: whether to write the encoder alone, for `huggingface`.
@@ -103,6 +97,11 @@ def convert(
             f"encoder_only is True; {form} has no place for an encoder alone. Use "
             "huggingface."
         )
+    if vocabulary and form not in _T5:
+        raise validation.InputError(
+            f"vocabulary is {vocabulary}, but what {form} is made of has its own. "
+            "Leave it out."
+        )
     destination = pathlib.Path(validation.local_path("output", destination))
     directory = pathlib.Path(checkpoints.locate(source) if form in _T5 else source)
     certificate = read_certificate(directory)
@@ -116,7 +115,7 @@ def convert(
         elif form == sets.PARQUET:
             about = _write_set(directory, partial)
         else:
-            about = _write_retriever(directory, partial, form, vocabulary, dtype)
+            about = _write_retriever(directory, partial, form, dtype)
         records.write_certificate(partial, certificate)
         # A finite epsilon alone would pass for a model that may be released, where the
         # source says that it may not; and a format without a config has nothing by
@@ -138,13 +137,10 @@ def _write_t5(
     dtype: str,
     encoder_only: bool,
 ) -> str:
-    load = checkpoints.load_encoder if encoder_only else checkpoints.load
-    config, model = load(directory)
+    config, model = checkpoints.load(directory, encoder_only=encoder_only)
     vocabulary = vocabulary or checkpoints.vocabulary_in(directory)
-    if form == "keras":
-        keras_preset.save(partial, config, model, vocabulary=vocabulary)
-    elif form == "huggingface":
-        huggingface.save(partial, config, model, dtype, vocabulary, encoder_only)
+    if form != "ctranslate2":
+        checkpoints.save(partial, config, model, form, dtype, vocabulary, encoder_only)
     elif vocabulary is None or model.soft_prompt is not None:
         raise validation.InputError(
             f"{directory} has no vocabulary, or a soft prompt, which CTranslate2 "
@@ -153,7 +149,7 @@ def _write_t5(
         )
     else:
         with tempfile.TemporaryDirectory(dir=partial) as folder:
-            huggingface.save(folder, config, model, vocabulary=vocabulary)
+            checkpoints.save(folder, config, model, vocabulary=vocabulary)
             ctranslate2_export.save(partial, folder, dtype)
     if (directory / PREPROCESSOR_FILE).is_file():
         shutil.copyfile(directory / PREPROCESSOR_FILE, partial / PREPROCESSOR_FILE)
@@ -166,7 +162,6 @@ def _write_retriever(
     directory: pathlib.Path,
     partial: pathlib.Path,
     form: str,
-    vocabulary: str | os.PathLike | None,
     dtype: str,
 ) -> str:
     if not (directory / layout.RETRIEVER_MODEL).is_dir():
@@ -174,23 +169,19 @@ def _write_retriever(
             f"{directory} is not a retriever. Give an output of train_retriever; a T5 "
             f"is converted to {', '.join(_T5)}."
         )
-    if vocabulary is None:
-        trained = workdir.read_json(directory / workdir.STAGE_FILE)["config"]
-        vocabulary = sources.vocabulary_file(trained["vocabulary"], trained["init"])
-    tokenizer = Tokenizer(vocabulary)
-    sources.require_vocabulary("vocabulary", vocabulary, tokenizer, str(directory))
     model = retriever.load(directory / layout.RETRIEVER_MODEL)
+    vocabulary = sources.vocabulary_file("", str(directory))
     config, tower = model.config, model.query_tower
     if form == ONNX:
         onnx_export.save(partial, model, dtype)
-        fast_tokenizer.save(partial, vocabulary)
+        fast_tokenizer.save(partial, pathlib.Path(vocabulary).read_bytes())
         shutil.copyfile(vocabulary, partial / VOCABULARY_FILE)
         names = ("query_length", "document_length")
         lengths = {name: getattr(config, name) for name in names}
         io.write_json(partial / "config.json", lengths)
     elif config.shared:
         encoder = tower.get_layer("t5_encoder")
-        huggingface.save(
+        checkpoints.save(
             partial, config.t5, encoder, vocabulary=vocabulary, encoder_only=True
         )
         projection = tower.get_layer("projection").kernel.numpy()

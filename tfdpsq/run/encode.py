@@ -1,7 +1,7 @@
 r"""Embed a corpus, or queries, with a retriever.
 
     python -m tfdpsq.run.encode --workdir=OUT --config.retriever=RETRIEVER \
-        --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR
+        --config.corpus=BEIR
 
 Writes `documents/`, embeddings and ids in a `retriever.VectorStore`: for `evaluate`
 (`indexes`), or to add documents to with `index` (`base`).
@@ -61,13 +61,13 @@ def run(
     Returns what `sharded_stages.run_stage` returns.
 
     Raises:
-      InputError: bad settings, no retriever, or another retriever's vocabulary; private
-        queries that must not be read, or an output outside the private directory.
+      InputError: bad settings, no retriever, private queries that must not be read, or
+        an output outside the private directory.
       DataError: malformed data.
     """
     acting.check(config, SETTINGS, ACTING)
     texts = config.texts
-    inputs = embedding.check(config.retriever, config.vocabulary)
+    inputs = embedding.check(config.retriever)
     asked: query_sets.QuerySet | None = None
     certificate = embedding.certificate_of(config.retriever)
     if texts == embedding.QUERIES:
@@ -88,9 +88,7 @@ def run(
         output = embedding.output_of(directory, config.retriever, certificate, texts_of)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
-        model, _, maker = embedding.load(
-            config.retriever, config.vocabulary, texts, config.dtype
-        )
+        model, maker = embedding.load(config.retriever, texts, config.dtype)
         store = retriever.VectorStore.write(
             out / texts, maker, model.config.embedding_dim, embedding.read(shards)
         )

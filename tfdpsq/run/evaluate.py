@@ -43,7 +43,6 @@ from tfdpsq.run.training import training_settings
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
     "split": settings.Text("test", required=True),
-    "vocabulary": settings.Text(""),
     "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
     # System -> directory of its embeddings of the corpus, by `index` or `encode`; ""
     # embeds the documents here.
@@ -134,7 +133,7 @@ def run(
         **reranking.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
-    searched.require_vocabulary()
+    searched.require_retrievers()
     finished = workdir.finished_stage(directory, config, inputs)
     compared = []
     if config.synthetic:

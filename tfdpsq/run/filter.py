@@ -69,7 +69,6 @@ SETTINGS: settings.Declaration = {
     "duplicates": settings.Flag(False),
     "round_trip": {
         "retriever": settings.Text(""),
-        "vocabulary": settings.Text(""),
         "k": settings.Integer(1, 1, 10**6),
     },
     "batch_size": settings.Integer(128),
@@ -77,11 +76,7 @@ SETTINGS: settings.Declaration = {
 }
 
 
-ACTING = (
-    acting.Only(
-        "round_trip.vocabulary round_trip.k batch_size", "round_trip.retriever"
-    ),
-)
+ACTING = (acting.Only("round_trip.k batch_size", "round_trip.retriever"),)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -123,7 +118,6 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
-        round_trip.tokenizer_of(config.round_trip)
     if config.canaries:
         canary_set.read_canaries(pathlib.Path(config.canaries))  # or refuses it
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
@@ -277,11 +271,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
         raise validation.InputError(
             f"round_trip.retriever is {judge!r}, where there is no retriever. Give an "
             f"output of train_retriever, {round_trip.BM25!r}, or nothing."
-        )
-    if judge == round_trip.BM25 and config.round_trip.vocabulary:
-        raise validation.InputError(
-            f"round_trip.vocabulary is {config.round_trip.vocabulary!r}, which does "
-            f"nothing here: {judge!r} has none. Leave it at ''."
         )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(

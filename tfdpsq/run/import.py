@@ -31,8 +31,8 @@ ir_datasets:NAME` alone, its queries, documents and their columns need not be na
 folder TFDS_DATA_DIR; nothing is downloaded. Its features are the columns.
 
 `split_by` divides one log: by a hash of the query, so that equal texts stay together,
-by a hash of the user, or at the times given. No cut depends on other people's rows, see
-`tfdpsq.data.importing`.
+or of the user. No cut depends on other people's rows, see `tfdpsq.data.importing`; for
+cuts in time, give a log for each split.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tfdpsq import validation
 from tfdpsq.data import importing, io, sets, tables
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
 
-_QUERY, _USER, _TIME = _SPLIT_BY = ("query", "user", "time")
+_QUERY, _USER = _SPLIT_BY = ("query", "user")
 _NAMES = settings.Text("")
 
 SETTINGS: settings.Declaration = {
@@ -61,7 +61,6 @@ SETTINGS: settings.Declaration = {
         "document_id": _NAMES,
         "score": _NAMES,
         "user": _NAMES,
-        "time": _NAMES,
     },
     "queries": {
         "path": _NAMES,
@@ -85,8 +84,6 @@ SETTINGS: settings.Declaration = {
     "split_by": settings.Text(_QUERY, _SPLIT_BY),
     "dev_share": settings.Number(0.1, 0, 1, high_open=True),
     "test_share": settings.Number(0.1, 0, 1, high_open=True),
-    "dev_from": _NAMES,
-    "test_from": _NAMES,
     "seed": settings.Integer(0, 0, settings.SEED),
     "private_directory": settings.Text(""),
 }
@@ -96,8 +93,6 @@ ACTING = (
     acting.Only("corpus.columns.*", "corpus.path"),
     # Of rows that hold their documents; others' titles are in the corpus.
     acting.Only("columns.title", "corpus.path", ("",)),
-    acting.Only("dev_share test_share seed", "split_by", (_QUERY, _USER)),
-    acting.Only("dev_from test_from", "split_by", (_TIME,)),
 )
 
 
@@ -107,8 +102,7 @@ def default_config() -> ml_collections.ConfigDict:
     `columns` names the log's columns, "" for those that are not there; text files
     without a `header` have columns "0", "1", ... A log with `query_id` and no `query`
     takes texts from `queries.path`, one with `document_id` and no `document` from
-    `corpus.path`, all of which becomes the corpus. `dev_from` and `test_from` are
-    times, in seconds or ISO 8601.
+    `corpus.path`, all of which becomes the corpus.
     """
     return settings.default_config(SETTINGS)
 
@@ -222,7 +216,7 @@ def _tables(config: ml_collections.ConfigDict) -> Any:
                 raise validation.InputError(
                     f"{part}.columns.{name} is ''. Name the column of {part}.path."
                 )
-        table = importing.Table(config[part].path, own, config.header, part)
+        table = tables.Table(config[part].path, own, config.header, part)
         if part == "queries":
             queries = table
         else:
@@ -235,14 +229,14 @@ def _tables(config: ml_collections.ConfigDict) -> Any:
             "log_documents_are_public=True if everybody may know this list."
         )
     logs = {
-        name: importing.Table(path, columns, config.header)
+        name: tables.Table(path, columns, config.header)
         for name, path in config.logs.items()
         if path
     }
     return logs, queries, corpus
 
 
-def _require_raw(table: importing.Table) -> None:
+def _require_raw(table: tables.Table) -> None:
     """Refuses what tfdpsq made: as raw private pairs it would cost nothing."""
     if table.path.startswith(tables.IR_DATASETS):
         return
@@ -267,9 +261,9 @@ def _split(config: ml_collections.ConfigDict, tables_given: int) -> Any:
     """Returns how rows are divided; `None` where every split has a log.
 
     Raises:
-      InputError: shares, times or columns that do not fit `split_by`.
+      InputError: shares or columns that do not fit `split_by`.
     """
-    ways = ("split_by", "dev_share", "test_share", "dev_from", "test_from", "seed")
+    ways = ("split_by", "dev_share", "test_share", "seed")
     changed = [name for name in ways if config[name] != default_config()[name]]
     if tables_given > 1:
         if changed:
@@ -279,30 +273,6 @@ def _split(config: ml_collections.ConfigDict, tables_given: int) -> Any:
                 "that of its log. Leave it at its default."
             )
         return None
-    if config.split_by == _TIME:
-        starts = {}
-        for name in (importing.DEV, importing.TEST):
-            given = config[f"{name}_from"]
-            at = tables.seconds_of(given)
-            if given and at is None:
-                raise validation.InputError(
-                    f"{name}_from is {validation.shown(given)}; give seconds since "
-                    "1970 or ISO 8601, such as 2026-01-31."
-                )
-            if at is not None:
-                starts[name] = at
-        if not config.columns.time or not starts:
-            raise validation.InputError(
-                "split_by is 'time', for which columns.time and dev_from or test_from "
-                "must be set: cuts are given, as those at quantiles would depend on "
-                "everybody's rows."
-            )
-        if list(starts.values()) != sorted(starts.values()):
-            raise validation.InputError(
-                f"dev_from is {config.dev_from}, later than test_from, "
-                f"{config.test_from}. Test queries follow those of dev: swap them."
-            )
-        return importing.by_time(starts)
     has_users = config.columns.user or config.queries.columns.user
     if config.split_by == _USER and not has_users:
         raise validation.InputError(
@@ -320,7 +290,7 @@ def _split(config: ml_collections.ConfigDict, tables_given: int) -> Any:
     return importing.by_hash(shares, config.seed, config.split_by == _USER)
 
 
-def _content(table: importing.Table) -> str:
+def _content(table: tables.Table) -> str:
     """Returns the SHA-256 of a table's files; the name of an `ir_datasets` one."""
     if table.path.startswith(tables.IR_DATASETS):
         return table.path

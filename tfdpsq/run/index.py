@@ -1,7 +1,7 @@
 r"""Embed a corpus with a retriever, and export both for search.
 
     python -m tfdpsq.run.index --workdir=OUT --config.retriever=RETRIEVER \
-        --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR
+        --config.corpus=BEIR
 
 Writes `documents/`, embeddings in a `retriever.VectorStore`, and, unless `kind` is
 "streamed", `search/`: encoder and index as one SavedModel, text in, ids and scores out
@@ -66,7 +66,7 @@ def run(
       DataError: malformed data, or a damaged base.
     """
     acting.check(config, SETTINGS, ())
-    inputs = embedding.check(config.retriever, config.vocabulary)
+    inputs = embedding.check(config.retriever)
     certificate = embedding.certificate_of(config.retriever)
     base = sources.fetched(config.base) if config.base else ""
     output = embedding.output_of(directory, config.retriever, certificate, base)
@@ -77,9 +77,7 @@ def run(
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
             exported.start_numbering()
-        model, _, maker = embedding.load(
-            config.retriever, config.vocabulary, dtype=config.dtype
-        )
+        model, maker = embedding.load(config.retriever, dtype=config.dtype)
         earlier: Iterable[tuple[list[str], np.ndarray]] = ()
         taken_over = 0
         if base:

@@ -36,8 +36,7 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq import evaluation, validation, words
-from tfdpsq.data import atomic_write
-from tfdpsq.data.io import write_json
+from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.run.core import acting, command, records, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
 from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
@@ -232,7 +231,9 @@ def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
     found = {}
     for kind in config.texts:
         if kind == QUERIES:
-            found[kind] = draw(*beir.judged_queries(config.split))
+            judged = beir.qrels(config.split)
+            texts = sorted(query for query in beir.read_queries() if query[0] in judged)
+            found[kind] = draw(len(texts), iter(texts))
         else:
             total = sum(1 for _ in beir.documents())
             found[kind] = draw(total, ((d.id, d.content) for d in beir.documents()))

@@ -32,7 +32,6 @@ import numpy as np
 from tfdpsq import privacy, retriever
 from tfdpsq.data import BeirDirectory
 from tfdpsq.generator import checkpoints
-from tfdpsq.generator.pretraining import SENTINELS
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.ledger import READS_FILE_NAME
 from tfdpsq.run import (
@@ -101,10 +100,9 @@ SETTINGS: settings.Declaration = {
     "strict": settings.Flag(False),
     # Where `data` is a log.
     "log": import_log.SETTINGS,
-    # A T5 that is pretrained from random weights has sentinels in addition.
     "prepare": settings.with_defaults(
         prepare.SETTINGS,
-        vocabulary_size=pretrain.default_config().t5.vocabulary_size - SENTINELS,
+        vocabulary_size=pretrain.default_config().t5.vocabulary_size,
     ),
     # The preset was trained on pydocs' documents already.
     "pretrain": settings.with_defaults(
@@ -160,15 +158,14 @@ FILLED = {
     "pretrain": "data init vocabulary seed",
     "histogram": "pairs split epsilon unit user_field n_is_public n_bound seed",
     "finetune": "pairs init continues histogram vocabulary epsilon seed",
-    "synthesize": "generator histogram vocabulary corpus prompt seed",
+    "synthesize": "generator histogram corpus seed",
     "retriever": "pairs init continues vocabulary seed",
     "direct": "pairs init continues vocabulary epsilon seed",
     "mine": "pairs split corpus",
     "adapter": "pairs documents queries epsilon hard_negatives.run "
     "hard_negatives.corpus seed",
-    "evaluate": "data vocabulary systems query_embeddings synthetic baseline baselines "
-    "rerankers rerank.baseline rerank.fit rerank.prompt rerank.document_length "
-    "rerank.query_length",
+    "evaluate": "data systems query_embeddings synthetic baseline baselines rerankers "
+    "rerank.baseline rerank.fit",
     "canaries": "data user_field",
     "audit": "canaries generator synthetic seed",
 }
@@ -448,11 +445,9 @@ class Job:
     ) -> pathlib.Path:
         """Writes a generator's set."""
         settings = {
-            "vocabulary": self.vocabulary,
             "generator": str(generator),
             "histogram": histogram,
             "corpus": self.config.data,
-            "prompt": self.config.finetune.prompt,
         }
         stage = (synthesize, self.config.synthesize)
         return self._run(stage, name, free, settings) / layout.SET
@@ -477,7 +472,8 @@ class Job:
         same = {"steps": plain.steps, "epochs": plain.epochs}
         public = {"pairs": self.public_pairs}
         none = {"steps": 0, "epochs": 0.0}
-        private = {"pairs": self.config.data}
+        # Their validation would be a read that no ε covers.
+        private = {"pairs": self.config.data, "validation_pairs": 0}
         add("untrained", "Untrained encoder", None, plain, {**public, **none})
         add("public_only", "Public-only", None, plain, public)
         add("original", "Original pairs", math.inf, plain, private)
@@ -488,7 +484,7 @@ class Job:
         for epsilon in self.config.direct_epsilons:
             name = f"direct_{layout.epsilon_row(epsilon)}"
             label = _with_epsilon("Direct DP", epsilon)
-            settings = {**private, **same, "epsilon": epsilon}
+            settings = {"pairs": self.config.data, **same, "epsilon": epsilon}
             add(name, label, epsilon, self.config.direct, settings)
         return rows
 
@@ -578,7 +574,6 @@ class Job:
             False,
             {
                 "data": self.config.data,
-                "vocabulary": self.vocabulary,
                 "systems": {systems.BM25: systems.BM25, **paths},
                 "indexes": embedded,
                 "query_embeddings": embedded,

@@ -2,12 +2,12 @@
 
     python -m tfdpsq.run.pretrain --workdir=DIR --config.data=BEIR
 
-Every batch has span corruption, pseudo-queries and a contrastive task for the encoder
-(see `generator.pretraining`). The stage trains on no query and reads none of yours
+Every batch has pseudo-queries to write and a contrastive task for the encoder (see
+`generator.pretraining`). The stage trains on no query and reads none of yours
 ("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
-with its vocabulary, and `pretraining.json` with the losses and further measures. To
-resume, start the same command again; it goes on from the last backup to the same
-weights, also under another `--strategy` (with dropout, a TPU draws other masks).
+with its vocabulary, and `pretraining.json` with the losses, those of held-out documents
+too. To resume, start the same command again; it goes on from the last backup to the
+same weights, also under another `--strategy` (with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ from tfdpsq.data import (
     Document,
     RowStore,
     Tokenizer,
-    atomic_write,
     train_vocabulary,
     write_rows,
 )
 from tfdpsq.data.beir import read_documents
+from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.data.pydocs import public_documents
 from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
-from tfdpsq.generator.checkpoints import huggingface
-from tfdpsq.generator.pretraining import SENTINELS
-from tfdpsq.generator.resizing import resized
+from tfdpsq.generator import (
+    Preprocessor,
+    T5QueryGenerator,
+    checkpoints,
+    pretraining,
+)
+from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import workers
 from tfdpsq.run.core import (
@@ -58,35 +61,29 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import private_training, training_settings
 
 CURVE_FILE = "pretraining.json"
-# Numbers of rows that the replicas must divide.
-_SHARED = ("pair_rows", "text_rows")
 
 SETTINGS: settings.Declaration = {
     # A BEIR directory, of which only the documents are read, or "pydocs".
     "data": settings.Text(sources.PYDOCS, required=True),
     # Further public documents: JSON Lines files with "_id" and "text".
     "texts": settings.Several((), settings.Text("", required=True)),
-    "vocabulary": settings.Text(
-        ""
-    ),  # "" learns one of `t5.vocabulary_size` less sentinels
+    "vocabulary": settings.Text(""),  # "" learns one of `t5.vocabulary_size`
     "init": settings.Text(""),  # any T5 checkpoint to go on from
-    "resize": training_settings.RESIZE,
     "t5": training_settings.t5_settings(8192, 3, 4, 192, 512, 48, "1.0", 0.0),
     **training_settings.length_settings(112, 28),
     "pseudo_queries_per_passage": settings.Integer(2, 1, 10000),
-    "pair_rows": settings.Integer(40),
-    "text_rows": settings.Integer(12),
+    "batch_size": settings.Integer(48),
     "contrast_weight": settings.Number(1.0, 0, 1e6),
     "scale": settings.Number(20.0, 0, 1e6, low_open=True),
     "steps": settings.Integer(7000, 1, settings.STEPS),
     "optimizer": settings.Text("adafactor", ("adafactor", "adam")),
     "learning_rate": settings.Number(2e-2, 0, 1e3, low_open=True),
     "warmup": settings.Integer(200, 1, settings.STEPS),
-    # One document in so many is held out and watched.
+    # One document in this many is held out, and measured by.
     "held_out_one_in": settings.Integer(50, 1),
-    "watched_rows": settings.Integer(512),
-    "watch_every": settings.Integer(250, 1, settings.STEPS),
-    "save_every": settings.Integer(100, 1, settings.STEPS),
+    "held_out_rows": settings.Integer(480),
+    # Steps of an epoch, which ends with the measurement and a backup.
+    "save_every": settings.Integer(250, 1, settings.STEPS),
     **training_settings.dtype_settings(),
     "stored": settings.Text("float16", ("float32", "float16", "bfloat16")),
     "jit_compile": settings.Flag(False),
@@ -96,7 +93,6 @@ SETTINGS: settings.Declaration = {
 
 ACTING = (
     acting.Only("t5.*", "init", ("",)),
-    acting.Only("resize.*", "init"),
     acting.Only("scale", "contrast_weight"),
 )
 
@@ -124,8 +120,7 @@ def run(
     holds = "a T5 of public documents"
     output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)
-    for field in _SHARED:
-        devices.require_share(config[field], field)
+    devices.require_share(config.batch_size, "batch_size")
     beir = sources.open_beir(config.data)
     for path in config.texts:
         problem = sources.why_not_public(path)
@@ -170,17 +165,22 @@ def usable(
     config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> strategy.Devices:
     """Returns a job's devices, or one where the replicas do not divide a batch."""
-    if any(config[field] % devices.replicas for field in _SHARED):
+    if config.batch_size % devices.replicas:
         return dataclasses.replace(devices, strategy=None)
     return devices
 
 
 def _check(config: Any) -> None:
-    if not config.init and config.t5.vocabulary_size <= SENTINELS:
+    if config.steps % _of_epoch(config):
         raise validation.InputError(
-            f"t5.vocabulary_size is {config.t5.vocabulary_size}; {SENTINELS} of it are "
-            "sentinels of span corruption. Raise it, to some thousands."
+            f"steps is {config.steps}, no multiple of save_every, {config.save_every}. "
+            "Change one of them."
         )
+
+
+def _of_epoch(config: Any) -> int:
+    """Returns the steps of an epoch."""
+    return min(config.save_every, config.steps)
 
 
 def documents_of(data: str, texts: Iterable[str]) -> Iterator[Document]:
@@ -202,63 +202,61 @@ def _make(
             model = T5QueryGenerator.from_preset(
                 config.init, config.dtype, soft_prompt=0
             )
-            if any(config.resize.values()):
-                model = resized(model, **config.resize, seed=config.seed)
         else:
             model = T5QueryGenerator(T5Config(**config.t5), config.dtype)
-    preprocessor = Preprocessor(
-        tokenizer,
-        document_length=config.document_length,
-        query_length=config.query_length,
-    )
-    stores = _rows(config, own, preprocessor)
-    batches = pretraining.Batches(
-        stores["pairs"],
-        stores["texts"],
-        tokenizer,
-        model.config.vocabulary_size,
-        config.pair_rows,
-        config.text_rows,
-        config.seed,
-    )
+    tokenizer.require_embeddings(model.config.vocabulary_size)
+    stores = _rows(config, own, tokenizer)
+    batches = pretraining.Batches(stores["pairs"], config.batch_size, config.seed)
     held = stores["held_out"]
     # Spread over the corpus, which may be sorted.
-    count = min(len(held), config.watched_rows)
-    watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
-    rows = config.pair_rows + config.text_rows
-    tokens = rows * config.document_length + config.pair_rows * config.query_length
+    count = max(min(len(held), config.held_out_rows), devices.replicas)
+    at = np.linspace(0, len(held) - 1, count).astype(np.int64)
+    size = min(config.batch_size, count - count % devices.replicas)
+    held_out = tf.data.Dataset.from_tensor_slices(held.take(at)).batch(
+        size, drop_remainder=True
+    )
+    rows = config.batch_size
+    tokens = rows * (config.document_length + config.query_length)
     bar = Progress(logs, config.steps, True, rows, tokens, config.save_every)
     with bar, devices.scope(), devices.notice.training() as asked:
         trainer = pretraining.Pretrainer(
             model, config.contrast_weight, config.scale, config.seed
         )
         trainer.compile(_optimizer(config), jit_compile=config.jit_compile)
-        watching = _Watching(config, own, model, watched, bar, asked)
+        recording = _Record(config, own, bar, asked)
         path = str(own / "backup")
-        backup = tf.keras.callbacks.BackupAndRestore(
-            path, config.save_every, delete_checkpoint=False
-        )
+        backup = tf.keras.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        every = _of_epoch(config)
+        first = pretraining.epochs_in(path) * every
         trainer.fit(
-            batches.dataset(pretraining.steps_in(path), config.steps),
-            steps_per_epoch=config.steps,
+            batches.dataset(first, config.steps),
+            epochs=config.steps // every,
+            steps_per_epoch=every,
+            validation_data=held_out,
             verbose=0,
-            # A step is recorded before it is in a backup.
-            callbacks=[watching, backup],
+            # An epoch is recorded before it is in a backup.
+            callbacks=[recording, backup],
         )
-    record = watching.record
+    record = recording.record
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
         )
-    huggingface.save(
+    checkpoints.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
+    preprocessor = Preprocessor(
+        tokenizer,
+        document_length=config.document_length,
+        query_length=config.query_length,
+    )
+    write_json(out / PREPROCESSOR_FILE, preprocessor.get_config())
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
-    return {"watched": record["watched"][-1]}
+    return {"held_out": record["held_out"][-1]}
 
 
 def _optimizer(config: Any) -> tf.keras.optimizers.Optimizer:
@@ -270,49 +268,50 @@ def _optimizer(config: Any) -> tf.keras.optimizers.Optimizer:
     return tf.keras.optimizers.Adafactor(rate, relative_step=False, jit_compile=False)
 
 
-class _Watching(tf.keras.callbacks.Callback):
-    """Records losses and watched measures; ends at a preemption notice.
+class _Record(tf.keras.callbacks.Callback):
+    """Records each epoch's losses; ends at a preemption notice.
 
-    `record` has the "steps" at which something was measured, the mean "losses" since
-    the measurement before, and "watched" values.
+    `record` has the "steps" of the epochs' ends, their mean "losses", and what
+    "held_out" rows measure.
     """
 
-    def __init__(
-        self, config: Any, own: Any, model: Any, watched: Any, bar: Any, asked: Any
-    ):
+    def __init__(self, config: Any, own: Any, bar: Any, asked: Any):
         super().__init__()
-        self._config, self._bar, self._asked = config, bar, asked
-        self._watch = pretraining.watcher(model, watched)
+        self._steps, self._every = config.steps, _of_epoch(config)
+        self._bar, self._asked = bar, asked
         self._file = own / "record.json"
-        self._resumed: bool | None = None
-        self.record: dict[str, Any] = {"steps": [], "losses": [], "watched": []}
+        self._epoch: int | None = None
+        self.record: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
         if self._file.is_file():
             self.record = workdir.read_json(self._file)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._resumed is None:
-            self._resumed = batch > 0
-            if self._resumed:
-                steps = self._config.steps
-                logging.info("going on after step %d of %d", batch, steps)
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._epoch is None:
+            if epoch:
+                done = epoch * self._every
+                logging.info("going on after step %d of %d", done, self._steps)
             # The backup may be older than the last measurements.
-            kept = sum(step <= batch for step in self.record["steps"])
-            self.record = {name: rows[:kept] for name, rows in self.record.items()}
+            self.record = {name: rows[:epoch] for name, rows in self.record.items()}
+        self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        done, steps = int(batch) + 1, self._config.steps
+        done = (self._epoch or 0) * self._every + int(batch) + 1
         self._bar(done, logs["loss"])
-        if done % self._config.watch_every == 0 or done == steps:
-            means = {name: round(logs[name], 4) for name in pretraining.LOSSES}
-            seen = {name: round(v, 4) for name, v in self._watch().items()}
-            for name, value in zip(self.record, (done, means, seen)):
-                self.record[name].append(value)
-            logging.info("step %d of %d: %s; %s", done, steps, means, seen)
-            atomic_write(self._file, json.dumps(self.record))
-            for mean in self.model.means:
-                mean.reset_state()
-        if any(workers.any_of(self._asked())) and done < steps:
+        if any(workers.any_of(self._asked())) and done < self._steps:
             raise privacy.Preempted(done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        done = (epoch + 1) * self._every
+        means = {name: round(float(value), 4) for name, value in logs.items()}
+        measured = {
+            name.removeprefix("val_"): means.pop(name)
+            for name in list(means)
+            if name.startswith("val_")
+        }
+        for name, value in zip(self.record, (done, means, measured)):
+            self.record[name].append(value)
+        logging.info("step %d: %s; held out %s", done, means, measured)
+        atomic_write(self._file, json.dumps(self.record))
 
 
 def _open_state(own: pathlib.Path, config: Any, inputs: dict) -> None:
@@ -337,15 +336,13 @@ def _vocabulary(config: Any, own: pathlib.Path) -> pathlib.Path:
     if not path.is_file():
         train_vocabulary(
             (document.content for document in documents_of(config.data, config.texts)),
-            config.t5.vocabulary_size - SENTINELS,
+            config.t5.vocabulary_size,
             path,
         )
     return path
 
 
-def _rows(
-    config: Any, own: pathlib.Path, preprocessor: Preprocessor
-) -> dict[str, RowStore]:
+def _rows(config: Any, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore]:
     def documents(held_out: bool) -> Iterator[Document]:
         return (
             document
@@ -353,24 +350,20 @@ def _rows(
             if pretraining.is_held_out(document.id, config.held_out_one_in) == held_out
         )
 
-    def pairs(held_out: bool) -> Any:
+    def pairs(held_out: bool, **shares: Any) -> Any:
         return pretraining.pair_rows(
             documents(held_out),
-            preprocessor,
+            tokenizer,
+            (config.document_length, config.query_length),
             config.pseudo_queries_per_passage,
             config.seed,
+            **shares,
         )
 
     stores = {}
     for name, chunks in (
         ("pairs", pairs(False)),
-        ("held_out", pairs(True)),
-        (
-            "texts",
-            pretraining.text_rows(
-                documents(False), preprocessor.tokenizer, config.document_length
-            ),
-        ),
+        ("held_out", pairs(True, whole=0.0, bare=0.0)),
     ):
         path = own / "rows" / name
         if not path.is_dir():

@@ -66,7 +66,7 @@ from tfdpsq.run.reproduction import (
     reproduce_rows,
 )
 from tfdpsq.run.search import hybrid, reranking, systems
-from tfdpsq.run.training import private_training, training_settings
+from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
 _HERE = "this command"
@@ -94,7 +94,6 @@ SETTINGS: settings.Declaration = {
         {"base": {}},
         {
             "init": settings.Text(""),
-            **training_settings.RESIZE,
             "finetune": {name: finetune.SETTINGS[name] for name in _OF_SIZES},
         },
     ),
@@ -117,8 +116,7 @@ def default_config() -> ml_collections.ConfigDict:
     """Returns the settings: a job, the sizes of T5, and the tables.
 
     `job` is the pipeline's; `sizes` and the rows replace its `init`, `epsilons` and
-    `direct_epsilons`. A size is {"init": T5}, or what `pretrain`'s `resize` takes, made
-    from `job.init` and trained by `job.pretrain`; its `finetune` holds settings of
+    `direct_epsilons`. A size is {"init": T5}; its `finetune` holds settings of
     `job.finetune` that differ for it. Retrievers start from `retriever_size`. Every row
     is made once for each of `seeds`. With `held_out_packages` the data are pydocs
     without these, and each is a set of the zero-shot table. `audit` has the settings of
@@ -156,16 +154,11 @@ def run(
         validation.one_of("table", name, tuple(config.tables))
     wanted = reproduce_rows.tables_of(config, names)
     data, sets = reproduce_rows.data_of(config)
-    job, sizes = check(config, wanted, data, sets, directory, devices)
+    check(config, wanted, data, sets, directory, devices)
     used_by = reproduce_models.used_by(config)
     directory = workdir.open_workdir(directory, config, used_by)
     rows = Rows(config, directory, data, sets, devices)
     rows.check_canaries(reproduce_rows.rows_of(wanted).get("canaries", ()))
-    # Those that are made here are made before all that costs, and tried as well.
-    given = reproduce_models.given(config, sizes)
-    resized = {size: rows.model(size) for size in sizes if size not in given}
-    if resized:
-        _try_models(config, job, resized, rows.vocabulary(), devices, directory)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -183,15 +176,12 @@ def check(
     sets: Mapping[str, str],
     directory: pathlib.Path,
     devices: strategy.Devices = strategy.DEFAULT,
-) -> tuple[ml_collections.ConfigDict, list[str]]:
+) -> None:
     """Refuses what a later stage would refuse, when others have been paid for.
 
     `wanted` are the tables to make, and `sets` maps the names of zero-shot sets made
     from `data` to their directories. What was made in the workdir already is not tried
     again.
-
-    Returns:
-      The job of `pipeline` that has all the rows, and the sizes that it takes.
 
     Raises:
       InputError: names the setting, the set or the checkpoint.
@@ -217,9 +207,7 @@ def check(
         pipeline.require_acting(job)
         pipeline_checks.check_settings(job)
     if "zero_shot" in of_measure:
-        stage = reproduce_models.zero_shot_stage(
-            config, sets, {"row": "row"}, vocabulary
-        )
+        stage = reproduce_models.zero_shot_stage(config, sets, {"row": "row"})
         with pipeline_checks.of_stage("zero_shot"):
             zero_shot.check_settings(stage)
         parts, _ = zero_shot.located(stage)
@@ -236,7 +224,7 @@ def check(
     for where, own in of_sizes.items():
         pipeline_data.check_generators(data, job.epsilons, own, where, devices)
     taken = sorted({*sizes, config.retriever_size})
-    starts = reproduce_models.given(config, taken)
+    starts = {size: reproduce_models.start_of(config, size) for size in taken}
     _try_models(config, job, starts, vocabulary, devices, directory)
     if "canaries" in of_measure:
         trained = job.finetune.copy_and_resolve_references()
@@ -247,7 +235,6 @@ def check(
             pipeline.check_audit(job, beir)
     if "zero_shot" in of_measure and not any(directory.glob("private/*zero_shot*")):
         zero_shot.check_parts(stage, parts)
-    return job, taken
 
 
 def _try_models(
@@ -336,7 +323,6 @@ class Rows:
         if not self.job.pretrain.steps:
             return init
         stage = self.job.pretrain.copy_and_resolve_references()
-        stage.resize.update(reproduce_models.resized(self.config, size))
         # On all public documents, including those of the zero-shot sets.
         return str(
             self._run(
@@ -369,7 +355,6 @@ class Rows:
 
         `names` are those of the two outputs; `changed` are settings of training.
         """
-        common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
             reproduce_models.of_size(self.config, row.size),
@@ -378,10 +363,10 @@ class Rows:
             pairs=pairs,
             init=self.model(row.size),
             epsilon=row.epsilon,
-            **common,
+            vocabulary=self.vocabulary(),
+            seed=seed,
             **changed,
         )
-        length = {k: v for k, v in changed.items() if k == "query_length"}
         written = self._run(
             synthesize,
             self.job.synthesize,
@@ -389,9 +374,7 @@ class Rows:
             free,
             generator=str(generator),
             corpus=self.data,
-            prompt=self.job.finetune.prompt,
-            **common,
-            **length,
+            seed=seed,
         )
         return generator, written / layout.SET
 
@@ -429,6 +412,8 @@ class Rows:
                     steps=stage_of_all.steps,
                     epochs=stage_of_all.epochs,
                 )
+            else:
+                settings["validation_pairs"] = 0  # as in `pipeline`
         name = f"seed{seed}_retriever_{row.name}"
         return self._run(train_retriever, stage, name, free, **settings)
 
@@ -452,7 +437,6 @@ class Rows:
             f"seed{seed}_{what}_{row.name}",
             False,
             data=self.data,
-            vocabulary=self.vocabulary(),
             # The paper's rows are not fused with BM25.
             fusion=evaluate.default_config().fusion,
             **settings,
@@ -470,9 +454,7 @@ class Rows:
         place = seed, tuple(row.name for row in rows)
         if place not in self._zero_shot:
             retrievers = {row.name: str(self.retriever(row, seed)) for row in rows}
-            stage = reproduce_models.zero_shot_stage(
-                self.config, self.sets, retrievers, self.vocabulary()
-            )
+            stage = reproduce_models.zero_shot_stage(self.config, self.sets, retrievers)
             stage.private_directory = str(self.stages.private)
             zero_shot.run(stage, out)
             self._zero_shot[place] = stage

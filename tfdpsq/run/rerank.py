@@ -15,20 +15,16 @@ import pathlib
 
 import ml_collections
 
-from tfdpsq import generator, validation
+from tfdpsq import generator
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import command, records, releases, settings, sources, workdir
-from tfdpsq.run.search import exported, reranking
-from tfdpsq.run.training import training_settings
+from tfdpsq.run.search import exported
 
 RERANKER = "reranker"
 
 SETTINGS: settings.Declaration = {
     # What finetune wrote, a T5, or a preset's name.
     "generator": settings.Text(""),
-    # As the generator was trained.
-    **training_settings.prompt_settings(),
-    **training_settings.length_settings(384, 128),
 }
 
 
@@ -45,14 +41,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: a damaged certificate.
     """
     settings.check(config, SETTINGS)
-    if not config.generator:
-        raise validation.InputError(
-            "generator is ''. Give it what finetune wrote, a T5, or a preset's name."
-        )
-    model, vocabulary = reranking.generator_inputs(
-        "generator", config.generator, "prompt", config.prompt
-    )
-    inputs = {"generator": model, "vocabulary": vocabulary}
+    model = sources.generator_fingerprint("generator", config.generator)
+    inputs = {"generator": model}
     certificate = sources.certificate_of_model(config.generator)
     located = checkpoints.locate(config.generator)
     output = releases.Output(
@@ -63,15 +53,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
     def make(out: pathlib.Path) -> dict:
         exported.start_numbering()
-        generator.Reranker(
-            generator.T5QueryGenerator.from_preset(config.generator),
-            generator.Preprocessor(
-                sources.vocabulary_file("", config.generator),
-                config.prompt,
-                config.document_length,
-                config.query_length,
-            ),
-        ).export(out / RERANKER)
+        own = generator.T5QueryGenerator.from_preset(config.generator)
+        generator.Reranker(own).export(out / RERANKER)
         exported.add_config(out / RERANKER)
         records.write_certificate(out, certificate)
         return {}

@@ -28,16 +28,11 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import (
     SyntheticQuery,
-    Tokenizer,
     decode_query,
     encode_query,
     write_synthetic,
 )
-from tfdpsq.generator import (
-    Preprocessor,
-    T5QueryGenerator,
-    checkpoints,
-)
+from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
@@ -60,7 +55,6 @@ from tfdpsq.run.passes import (
 )
 from tfdpsq.run.passes.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.reporting import data_card
-from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
 DOCUMENTS = ("corpus", "train")
@@ -74,8 +68,6 @@ TRAINING_DOCUMENTS_READ = {
 SETTINGS: settings.Declaration = {
     # A directory in any format that `convert` reads, or a preset's name.
     "generator": settings.Text(""),
-    # By default the one next to the generator's weights.
-    "vocabulary": settings.Text(""),
     "corpus": settings.Text(sources.PYDOCS, required=True),
     # "train": the documents of the pairs of `split` alone, as in the paper. Which they
     # are is a private read that no epsilon covers, so they must be declared public.
@@ -87,8 +79,8 @@ SETTINGS: settings.Declaration = {
     "histogram": settings.Text(""),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
-    **training_settings.prompt_settings(),
-    **training_settings.length_settings(384, 128),
+    # Most tokens of a query; 0 is as many as the generator was trained with.
+    "max_length": settings.Integer(0, 0, settings.TOKENS),
     "temperature": settings.Number(1.0, LEAST_TEMPERATURE, 1e6, zero=True),
     "top_k": settings.Integer(0, 0),
     "top_p": settings.Number(0.8, 0, 1, low_open=True),
@@ -127,32 +119,26 @@ def run(
     Returns what `sharded_stages.run_stage` returns.
 
     Raises:
-      InputError: bad settings, no generator, or a vocabulary that does not fit.
+      InputError: bad settings, or no generator.
     """
     acting.check(config, SETTINGS, ACTING)
     corpus_shards.require_declared(config)
-    generator, vocabulary = _fetched(config.generator, config.vocabulary)
-    tokenizer = Tokenizer(vocabulary)
-    sources.require_own_vocabulary("vocabulary", vocabulary, tokenizer, generator)
+    generator = sources.fetched(config.generator)
+    fingerprint = sources.generator_fingerprint("generator", generator)
     certificate = _certificate(config.histogram, generator)
     located = checkpoints.locate(generator)
-    sources.require_prompt("prompt", config.prompt, located)
     output = releases.Output(
         directory,
         releases.guarantee_of(certificate, str(located), config.histogram),
         "queries by a generator that private ones had an unprotected part in",
     )
-    fingerprints = {
-        "generator": workdir.model_fingerprint(located),
-        "vocabulary": tokenizer.fingerprint,
-    }
     corpus = corpus_shards.cut(
         config.corpus,
         0 if config.histogram else config.max_documents,
         config.shard_documents,
         sharded_stages.pass_directory(directory),
     )
-    inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
+    inputs = {"generator": fingerprint, "corpus": corpus.plan.fingerprint}
     reads, rates = [], None
     if config.histogram:
         inputs["histogram"] = workdir.stage_fingerprint(config.histogram)
@@ -179,7 +165,6 @@ def run(
         start_worker,
         config.generator,
         config.dtype,
-        config.vocabulary,
         writing(config),
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
@@ -200,19 +185,14 @@ def run(
 
 
 def writing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `Preprocessor`, and those of `write_queries`."""
-    reading = ("prompt", "document_length", "query_length")
+    """Returns the arguments of `T5QueryGenerator.write_queries`."""
     return {
-        "preprocessor": {name: config[name] for name in reading},
-        "options": {
-            "sampler": sampler_of(
-                config["temperature"], config["top_k"], config["top_p"]
-            ),
-            "seed": config["seed"],
-            "samples": config["samples_per_document"],
-            "batch_size": config["batch_size"],
-            "jit_compile": config["jit_compile"],
-        },
+        "sampler": sampler_of(config["temperature"], config["top_k"], config["top_p"]),
+        "max_length": config["max_length"] or None,
+        "seed": config["seed"],
+        "samples": config["samples_per_document"],
+        "batch_size": config["batch_size"],
+        "jit_compile": config["jit_compile"],
     }
 
 
@@ -260,33 +240,26 @@ def training_documents(config: ml_collections.ConfigDict) -> frozenset[str]:
     Raises:
       DataError: the corpus has no such split, or a malformed line.
     """
-    return sources.open_beir(config.corpus).answered(config.split)
+    judged = sources.open_beir(config.corpus).positives(config.split)
+    return frozenset(row.document_id for row in judged)
 
 
 def start_worker(
     generator: str,
     dtype: str,
-    vocabulary: str,
-    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
     corpus: corpus_shards.CorpusShards,
     logs: pathlib.Path | None = None,
     rates: document_rates.Rates | None = None,
 ) -> passes.MakeShard:
     """Loads the generator; returns a function that writes a shard's queries.
 
-    `settings` are what `writing` returns. `logs` is the directory of the log of speed;
+    `options` are what `writing` returns. `logs` is the directory of the log of speed;
     `None` for none. `rates` decides how many queries a document gets; `None` for as
-    many as the settings say.
-
-    Raises:
-      InputError: the vocabulary does not fit the generator.
+    many as the options say.
     """
-    path, vocabulary_path = _fetched(generator, vocabulary)
-    options = settings["options"]
     with strategy.here():
-        model = T5QueryGenerator.from_preset(path, dtype)
-    model.preprocessor = Preprocessor(vocabulary_path, **settings["preprocessor"])
-    model.preprocessor.tokenizer.require_embeddings(model.config.vocabulary_size)
+        model = T5QueryGenerator.from_preset(sources.fetched(generator), dtype)
 
     def make(index: int, out: ShardWriter) -> None:
         each: float = options["samples"]
@@ -311,13 +284,6 @@ def start_worker(
                 out.count += 1
 
     return make
-
-
-def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:
-    """Returns generator and vocabulary of the config as local paths."""
-    generator = sources.fetched(generator)
-    given = sources.fetched(vocabulary) if vocabulary else ""
-    return generator, sources.vocabulary_file(given, generator)
 
 
 def _write_set(

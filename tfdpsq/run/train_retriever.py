@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
@@ -87,9 +86,10 @@ SETTINGS: settings.Declaration = {
     # Method "plain": rows embedded at a time where a batch exceeds memory; 0
     # embeds all at once.
     "rows_at_a_time": settings.Integer(0, 0),
-    # Method "plain": pairs held out of training, whose documents are searched for
-    # every `save_every` steps (`retriever.HitRate`).
-    "validation_pairs": settings.Integer(0, 0),
+    # Method "plain": pairs held out of training, at most a twentieth of all, whose
+    # documents are searched for every `save_every` steps (`retriever.HitRate`). Of
+    # private pairs that is a private read.
+    "validation_pairs": settings.Integer(128, 0),
     **hard_negatives.declared(),
     "seed": settings.Integer(0, 0, settings.SEED),
     "jit_compile": settings.Flag(False),
@@ -98,6 +98,11 @@ SETTINGS: settings.Declaration = {
 }
 
 
+# Those of `retriever.RetrieverConfig`, besides the shape of the T5.
+_OF_MODEL = (
+    "embedding_dim scale learned_scale shared pooling bidirectional false_negatives "
+    "query_length document_length"
+).split()
 _UNITS_AND_NOISE = (
     "delta clip_norm accountant sampler n_bound secure rows_per_unit user_field"
 )
@@ -159,8 +164,9 @@ def run(
         trains=bool(config.steps or config.epochs),
         covered=("hard_negatives.run",),
     )
-    if config.init:
-        _require_vocabulary(config.init, context.vocabulary, context.tokenizer)
+    sources.require_own_vocabulary(
+        "vocabulary", context.vocabulary, context.tokenizer, config.init
+    )
     mined = hard_negatives.inputs(config.hard_negatives, config.pairs, context.private)
     context = dataclasses.replace(context, inputs={**context.inputs, **mined})
     stage = workdir.run_stage(
@@ -188,8 +194,7 @@ def try_model(
     config = config.copy_and_resolve_references()
     config.vocabulary, config.init = vocabulary, init
     tokenizer = Tokenizer(vocabulary)
-    if init:
-        _require_vocabulary(init, vocabulary, tokenizer)
+    sources.require_own_vocabulary("vocabulary", vocabulary, tokenizer, init)
     model = _untrained(config, tokenizer)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     if config.method == "plain":
@@ -232,7 +237,10 @@ def _make(
         if config.method != "plain":
             units, plan = direct_training.planned(config, context, source)
         reads = private_training.record_losses(
-            context.private, source, config.strict, bool(config.validation_pairs)
+            context.private,
+            source,
+            config.strict,
+            plan is None and config.validation_pairs > 0,
         )
         with private_training.progress_of(
             context.run_dir,
@@ -276,37 +284,15 @@ def _make(
 def _untrained(config: Any, tokenizer: Tokenizer) -> retriever.TwoTower:
     """Returns the retriever to start from: of `init`, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
-    trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
-    before = retriever.load(trained) if config.init and trained.is_dir() else None
-    encoder = projection = None
-    if before is not None:
-        t5 = before.config.t5
-    elif config.init:
-        t5, encoder = checkpoints.load_encoder(config.init)
-        projection = _projection_of(config, t5)
+    own = {name: config[name] for name in _OF_MODEL}
+    if config.init:
+        trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
+        start = trained if trained.is_dir() else config.init
+        model = retriever.TwoTower.from_preset(start, tokenizer, config.dtype, **own)
     else:
-        t5 = T5Config(**config.t5)
-    acting.require_shape(config, SETTINGS["t5"], t5)
-    model = retriever.TwoTower(
-        retriever.RetrieverConfig(
-            t5=t5,
-            embedding_dim=config.embedding_dim,
-            scale=config.scale,
-            query_length=config.query_length,
-            document_length=config.document_length,
-            shared=config.shared,
-            pooling=config.pooling,
-            learned_scale=config.learned_scale,
-            bidirectional=config.bidirectional,
-            false_negatives=config.false_negatives,
-        ),
-        tokenizer,
-        dtype=config.dtype,
-    )
-    if before is not None:
-        model.load_weights_from(before)
-    elif encoder is not None:
-        model.load_encoder_weights_from(encoder, projection)
+        shape = retriever.RetrieverConfig(T5Config(**config.t5), **own)
+        model = retriever.TwoTower(shape, tokenizer, config.dtype)
+    acting.require_shape(config, SETTINGS["t5"], model.config.t5)
     train_only(model, list(config.trained))
     if config.learned_scale and not model.scaled.trainable_weights:
         raise validation.InputError(
@@ -314,44 +300,6 @@ def _untrained(config: Any, tokenizer: Tokenizer) -> retriever.TwoTower:
             "the scale. Add 'scale/*', or set learned_scale to False."
         )
     return model
-
-
-def _projection_of(
-    config: ml_collections.ConfigDict, t5: T5Config
-) -> np.ndarray | None:
-    """Returns the projection of the sentence encoder in `init`, if it is one.
-
-    Raises:
-      InputError: the settings make another model of it.
-      DataError: its modules are damaged, or not those of a tower.
-    """
-    found = checkpoints.read_sentence_encoder(checkpoints.locate(config.init))
-    if found is None:
-        return None
-    projection = found.projection
-    if projection is None:  # its embeddings are the pooled states
-        projection = np.eye(t5.hidden_dim, dtype=np.float32)
-    for name, value in (
-        ("pooling", found.pooling),
-        ("embedding_dim", projection.shape[1]),
-    ):
-        if config[name] != value:
-            raise validation.InputError(
-                f"{name} is {config[name]!r}, but the sentence encoder in init "
-                f"{config.init} has {value!r}. Set {name} to that."
-            )
-    return projection
-
-
-def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
-    """Refuses to start from a model that was trained with another vocabulary."""
-    start = pathlib.Path(init)
-    if not (start / layout.RETRIEVER_MODEL).is_dir():
-        sources.require_own_vocabulary("vocabulary", given, tokenizer, init)
-    elif (start / workdir.STAGE_FILE).is_file():
-        sources.require_vocabulary(
-            "vocabulary", given, tokenizer, init, whose=f"init {init}"
-        )
 
 
 def _unprotected(

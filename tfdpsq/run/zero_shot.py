@@ -52,7 +52,6 @@ COUNTS = ("documents", "empty_documents", "unknown_judgements")
 SETTINGS: settings.Declaration = {
     **benchmark_sets.declared(),
     "private": settings.Flag(False),
-    "vocabulary": settings.Text(""),
     "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
     "metrics": settings.Several(layout.METRICS, settings.Text("", required=True), 1),
     "compared": settings.Text("ndcg@10", required=True),
@@ -92,7 +91,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     check_settings(config)
     parts, missing = located(config)
     searched = systems.Systems.of(config)
-    inputs = {**searched.fingerprints(), **searched.require_vocabulary()}
+    inputs = searched.fingerprints()
+    searched.require_retrievers()
     # All data are read and checked before the first search.
     checked = [_checked(config, part, directory) for part in parts]
     outputs.open_directory(output)

@@ -10,13 +10,9 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from tfdpsq.generator.checkpoints import (
-    huggingface,
-    load,
-    load_encoder,
-    open_checkpoint,
-)
-from tfdpsq.generator.checkpoints.weights import value_of, weights_of
+from tfdpsq.generator import checkpoints
+from tfdpsq.generator.checkpoints import load, load_encoder, open_checkpoint
+from tfdpsq.generator.checkpoints.weights import variable_of, weights_of
 from tfdpsq.validation import DataError, InputError
 
 _FILES = ("config.json", "model.safetensors")
@@ -24,7 +20,7 @@ _FILES = ("config.json", "model.safetensors")
 
 def _values(model, config, encoder_only=False):
     return {
-        weight.huggingface: value_of(model, weight).numpy()
+        weight.huggingface: variable_of(model, weight).numpy()
         for weight in weights_of(config, encoder_only)
     }
 
@@ -38,7 +34,7 @@ def _assert_same(model, other, config, encoder_only=False):
 
 def test_checkpoint_of_transformers_is_written_again_byte_for_byte(loaded, tmp_path):
     directory, config, backbone = loaded
-    huggingface.save(tmp_path, config, backbone)
+    checkpoints.save(tmp_path, config, backbone)
 
     ours, theirs = tmp_path / "model.safetensors", directory / "model.safetensors"
     assert ours.read_bytes() == theirs.read_bytes()
@@ -58,8 +54,8 @@ def test_half_precision_is_rounded_once_and_then_exact(models, read, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()
-    huggingface.save(first, *models["1.0"], dtype=dtype)
-    huggingface.save(second, *read(first), dtype=dtype)
+    checkpoints.save(first, *models["1.0"], dtype=dtype)
+    checkpoints.save(second, *read(first), dtype=dtype)
 
     for name in _FILES:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
@@ -82,7 +78,7 @@ def test_shards_are_read_as_one_file_is(copy_of, models, read):
 
 def test_an_encoder_alone_is_written_and_read(models, tmp_path):
     config, backbone = models["1.0"]
-    huggingface.save(tmp_path, config, backbone, encoder_only=True)
+    checkpoints.save(tmp_path, config, backbone, encoder_only=True)
 
     written = load_file(tmp_path / "model.safetensors")
     assert not [name for name in written if name.startswith(("decoder", "lm_head"))]
@@ -102,7 +98,7 @@ def test_failed_save_keeps_the_old_checkpoint(copy_of, read, tmp_path):
 
     for target in (copied.path, tmp_path / "new"):
         with pytest.raises(InputError, match="decoder.final_layer_norm.weight is"):
-            huggingface.save(target, config, backbone)
+            checkpoints.save(target, config, backbone)
     assert copied.weights_file.read_bytes() == before
     assert len(list(copied.path.iterdir())) == 2
     assert list((tmp_path / "new").iterdir()) == []

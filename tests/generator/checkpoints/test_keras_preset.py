@@ -153,7 +153,7 @@ def datasets(file):
 def test_a_preset_and_keras_nlps_model_agree_in_both_directions(stock, tmp_path):
     theirs, directory = stock
     config, ours = checkpoints.load(directory)
-    keras_preset.save(tmp_path, config, ours)
+    checkpoints.save(tmp_path, config, ours, form="keras")
 
     assert config.version == ("1.0" if theirs.tie_embedding_weights else "1.1")
     assert_same_outputs(ours, theirs)
@@ -176,7 +176,7 @@ def small():
 def preset(small, tmp_path):
     """A good preset in a directory of its own, to be damaged."""
     (tmp_path / "preset").mkdir()
-    keras_preset.save(tmp_path / "preset", *small)
+    checkpoints.save(tmp_path / "preset", *small, form="keras")
     return tmp_path / "preset"
 
 
@@ -186,12 +186,12 @@ def test_full_disk_is_reported_and_leaves_nothing(small, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
     try:
         with pytest.raises(InputError, match="model.weights.h5: cannot be written"):
-            keras_preset.save(tmp_path / "preset", *small)
+            checkpoints.save(tmp_path / "preset", *small, form="keras")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.rglob("*.h5")) == []
-    keras_preset.save(tmp_path / "preset", *small)
-    assert keras_preset.matches(tmp_path / "preset")
+    checkpoints.save(tmp_path / "preset", *small, form="keras")
+    assert checkpoints.open_checkpoint(tmp_path / "preset").format == "keras"
 
 
 def test_the_layout_is_that_of_keras_3(preset):
@@ -202,7 +202,7 @@ def test_the_vocabulary_becomes_keras_nlps_tokenizer(small, tmp_path):
     texts = ["The gradient of every query is clipped.", "Every clipped one is noised."]
     texts += [f"query {i} reads what every gradient said of it" for i in range(40)]
     file = train_vocabulary(texts, 300, tmp_path / "spiece.model")
-    keras_preset.save(tmp_path, *small, vocabulary=file)
+    checkpoints.save(tmp_path, *small, vocabulary=file, form="keras")
     theirs = T5Tokenizer.from_preset(str(tmp_path))("every gradient is clipped")
     ids, lengths = Tokenizer(file).encode(["every gradient is clipped"], 40)
 
@@ -229,7 +229,7 @@ def test_configs_that_mean_a_published_t5(tmp_path, version, changes, expected):
 
 def test_config_of_another_model_is_refused_with_key_and_value(tmp_path):
     write_config(tmp_path, "1.1", activation="gelu")
-    with pytest.raises(validation.DataError, match="config.json: .*activation 'gelu'"):
+    with pytest.raises(validation.DataError, match="config.json: activation is 'gelu'"):
         keras_preset.read_config(tmp_path / "config.json")
 
 

@@ -24,14 +24,11 @@ _NORMALIZER, _CHARACTER_MAP = 3, 2
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-def save(directory: str | os.PathLike, vocabulary: str | os.PathLike) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`.
+def save(directory: str | os.PathLike, model: bytes) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json` into a directory.
 
-    Args:
-      directory: an existing directory.
-      vocabulary: a SentencePiece unigram model with T5's special pieces first.
+    `model` is a SentencePiece unigram model with T5's special pieces first.
     """
-    model = pathlib.Path(vocabulary).read_bytes()
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     steps: list[dict[str, Any]] = [
@@ -42,7 +39,8 @@ def save(directory: str | os.PathLike, vocabulary: str | os.PathLike) -> None:
     if characters:
         text = base64.b64encode(characters).decode()
         steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": text})
-    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "split": True}
+    spaces["prepend_scheme"] = "always"
     ended = [
         {"Sequence": {"id": "A", "type_id": 0}},
         {"SpecialToken": {"id": "</s>", "type_id": 0}},
@@ -51,14 +49,14 @@ def save(directory: str | os.PathLike, vocabulary: str | os.PathLike) -> None:
         "version": "1.0",
         "added_tokens": [],
         "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": {**spaces, "split": True},
+        "pre_tokenizer": spaces,
         "post_processor": {
             "type": "TemplateProcessing",
             "single": ended,
             "pair": ended,
             "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
         },
-        "decoder": {**spaces, "split": True},
+        "decoder": spaces,
         "model": {
             "type": "Unigram",
             "unk_id": processor.unk_id(),

@@ -9,27 +9,22 @@ an error, not a guess.
 from __future__ import annotations
 
 import functools
-import os
 import pathlib
-import shutil
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import safetensors
-import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import io
-from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
+from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import fast_tokenizer, tensors, weights
 from tfdpsq.generator.checkpoints.tensors import Tensor, not_t5, reading
 from tfdpsq.layers import T5Config
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-PICKLE_FILE = "pytorch_model.bin"
 
 _PROJECTIONS = {"1.0": "relu", "1.1": "gated-gelu"}  # feed_forward_proj by version
 # Our names of the sizes that every config states.
@@ -41,7 +36,8 @@ _SIZES = {
     "intermediate_dim": "d_ff",
     "key_value_dim": "d_kv",
 }
-# The same in every T5; may be left out of a config.
+# The same in every T5; may be left out of a config. The second ones are not an
+# encoder's.
 _FIXED: dict[str, Any] = {
     "relative_attention_num_buckets": weights.BUCKETS,
     "relative_attention_max_distance": 128,
@@ -53,24 +49,16 @@ _FIXED_WHOLE = {"is_encoder_decoder": True, "decoder_start_token_id": 0}
 _EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # A weight that old checkpoints hold and no T5 ever used.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def matches(path: pathlib.Path) -> bool:
-    """Returns whether a directory has Hugging Face's layout, complete or not."""
-    return tensors.has_key(path / CONFIG_FILE, "model_type")
 
 
 def open_checkpoint(
     path: pathlib.Path, encoder_only: bool
 ) -> tuple[T5Config, dict[str, Tensor]]:
-    """Reads a directory's config and the headers of its weights.
+    """Reads config and headers; raises DataError if they are no T5's.
 
-    Raises:
-      InputError: there are pickles alone, and torch is not installed.
-      DataError: a file is missing or damaged, or the config is of another model.
+    Or InputError, if there are pickles alone and torch is not installed.
     """
-    config = read_config(path / CONFIG_FILE, encoder_only)
+    config = _read_config(path / CONFIG_FILE, encoder_only)
     found = tensors_in(path)
     found.pop(_UNUSED, None)
     # Some versions of the library write the embedding several times, tied or not.
@@ -79,36 +67,33 @@ def open_checkpoint(
     return config, {**found, "shared.weight": copies[0]} if copies else found
 
 
-def read_config(path: pathlib.Path, encoder_only: bool) -> T5Config:
-    """Reads the shape in a `config.json`, as `open_checkpoint` does."""
-    values = tensors.read_json(path)
-    kind = values.get("model_type")
-    versions = {name: version for version, name in _PROJECTIONS.items()}
-    version = versions.get(values.get("feed_forward_proj", "relu"), "")
-    checks: dict[str, tuple[Any, ...]] = {
-        "model_type": ("t5", "mt5"),
-        "feed_forward_proj": (None, *(["relu"] * (kind == "t5")), "gated-gelu"),
-        **{key: (None, value) for key, value in _FIXED.items()},
+def _read_config(path: pathlib.Path, encoder_only: bool) -> T5Config:
+    values = {key: v for key, v in tensors.read_json(path).items() if v is not None}
+    published = list(_PROJECTIONS.values())[values.get("model_type") == "mt5" :]
+    activation = values.setdefault("feed_forward_proj", published[0])
+    tied, fixed = activation == _PROJECTIONS["1.0"], {**_FIXED}
+    wanted: dict[str, Any] = {
+        "model_type": ["t5", "mt5"],
+        "feed_forward_proj": published,
     }
     if not encoder_only:
-        checks.update({key: (None, value) for key, value in _FIXED_WHOLE.items()})
-        tied = version == "1.0"
-        # transformers 5 writes true in every T5's first key, and the truth in this one.
+        fixed.update(_FIXED_WHOLE)
+        # transformers 5 writes true in every T5's second key, and the truth in the
+        # first; mT5 has it in neither.
         if "scale_decoder_outputs" in values:
-            checks["scale_decoder_outputs"] = (tied,)
-        elif kind == "t5":
-            checks["tie_word_embeddings"] = (None, True) if tied else (False,)
-    for key, choices in checks.items():
-        if values.get(key) not in choices:
-            wanted = " or ".join(repr(c) for c in choices if c is not None)
-            raise not_t5(path, f"{key} is {values.get(key)!r}; expected {wanted}")
-    missing = [key for key in _SIZES.values() if values.get(key) is None]
+            wanted["scale_decoder_outputs"] = [tied]
+        elif values.get("model_type") == "t5":
+            wanted["tie_word_embeddings"] = [tied]
+            values.setdefault("tie_word_embeddings", True)
+    wanted.update({key: [value] for key, value in fixed.items()})
+    tensors.require(path, {**fixed, **values}, wanted)
+    missing = [key for key in _SIZES.values() if key not in values]
     if missing:
         raise not_t5(path, f"it lacks {', '.join(missing)}")
     try:
         return T5Config(
             **{ours: values[theirs] for ours, theirs in _SIZES.items()},
-            version=version,
+            version="1.0" if tied else "1.1",
             dropout=values.get("dropout_rate", 0.1),
         )
     except validation.InputError as error:
@@ -117,7 +102,7 @@ def read_config(path: pathlib.Path, encoder_only: bool) -> T5Config:
 
 def tensors_in(path: pathlib.Path) -> dict[str, Tensor]:
     """Reads the headers of a directory's safetensors, or else of its pickles."""
-    for name, opened in ((WEIGHTS_FILE, _safetensors), (PICKLE_FILE, _pickled)):
+    for name, opened in ((WEIGHTS_FILE, _safetensors), ("pytorch_model.bin", _pickled)):
         index = path / f"{name}.index.json"
         if index.is_file():
             with reading(index):
@@ -130,79 +115,12 @@ def tensors_in(path: pathlib.Path) -> dict[str, Tensor]:
     )
 
 
-def save(
-    directory: str | os.PathLike,
-    config: T5Config,
-    model: tf.keras.Model,
-    dtype: str = "float32",
-    vocabulary: str | os.PathLike | None = None,
-    encoder_only: bool = False,
-) -> None:
-    """Writes a model so that `transformers` and `open_checkpoint` read it.
-
-    The config is written last: without it, the directory is not a checkpoint.
-
-    Args:
-      directory: an existing directory; files of these names in it are replaced.
-      config: the model's shape.
-      model: its backbone (or encoder), whose LoRA updates are added in.
-      dtype: one of `weights.DTYPES`, to which values are rounded.
-      vocabulary: a SentencePiece model to copy into the directory, also as
-        `tokenizer.json`.
-      encoder_only: whether to write the encoder alone.
-
-    Raises:
-      InputError: a weight is not finite in `dtype`, the disk is full, or the vocabulary
-        has more pieces than the model embeddings.
-      DataError: `vocabulary` is no SentencePiece model of a T5.
-    """
-    directory = pathlib.Path(directory)
-    validation.one_of("dtype", dtype, weights.DTYPES)
-    if vocabulary is not None:
-        Tokenizer(vocabulary).require_embeddings(config.vocabulary_size)
-    values = dict(
-        weights.stored_values(model, config, "huggingface", dtype, encoder_only)
-    )
-    tensors.write_tensors(directory / WEIGHTS_FILE, values)
-    if vocabulary is not None:
-        fast_tokenizer.save(directory, vocabulary)
-        target = directory / VOCABULARY_FILE
-        if not (target.exists() and target.samefile(vocabulary)):
-            shutil.copyfile(vocabulary, target)
-    values = {
-        **_FIXED,
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "architectures": [
-            "T5EncoderModel" if encoder_only else "T5ForConditionalGeneration"
-        ],
-        "decoder_start_token_id": 0,
-        "dropout_rate": config.dropout,
-        "eos_token_id": 1,
-        "feed_forward_proj": _PROJECTIONS[config.version],
-        "is_encoder_decoder": not encoder_only,
-        "model_type": "t5",
-        "num_decoder_layers": config.num_layers,
-        "tie_word_embeddings": config.tied,
-        "torch_dtype": dtype,
-        "use_cache": not encoder_only,
-    }
-    io.write_json(directory / CONFIG_FILE, values)
-
-
 def _safetensors(path: pathlib.Path) -> Iterator[tuple[str, Tensor]]:
-    with reading(path), safetensors.safe_open(path, "np") as file:
+    with reading(path):
+        file = safetensors.safe_open(path, "np")
         for name in file.keys():  # noqa: SIM118 - no mapping
-            part = file.get_slice(name)
-            kind = part.get_dtype()
-            read = functools.partial(_safetensor, path, name)
-            shape = tuple(part.get_shape())
-            yield name, Tensor(path, shape, _DTYPES.get(kind, kind), read)
-
-
-def _safetensor(path: pathlib.Path, name: str) -> np.ndarray:
-    # Opened again each time: data once read stays mapped, and counts as memory.
-    with safetensors.safe_open(path, "np") as file:
-        return file.get_tensor(name)
+            shape = tuple(file.get_slice(name).get_shape())
+            yield name, Tensor(path, shape, functools.partial(file.get_tensor, name))
 
 
 def _pickled(path: pathlib.Path) -> Iterator[tuple[str, Tensor]]:
@@ -215,17 +133,38 @@ def _pickled(path: pathlib.Path) -> Iterator[tuple[str, Tensor]]:
             f"safely; 2.6 does. {remedy}"
         )
     with reading(path):
-        found = torch.load(
-            path,
-            map_location="cpu",
-            weights_only=True,
-            mmap=zipfile.is_zipfile(path),  # older files are read whole
-        )
-        for name, value in found.items():
-            dtype = str(value.dtype).partition(".")[2]
-            read = functools.partial(_from_torch, value)
-            yield name, Tensor(path, tuple(value.shape), dtype, read)
+        for name, value in torch.load(path, "cpu", weights_only=True).items():
+            read = lambda value=value: value.float().numpy()  # noqa: E731
+            yield name, Tensor(path, tuple(value.shape), read)
 
 
-def _from_torch(value: Any) -> np.ndarray:
-    return value.detach().float().numpy()
+def write(
+    directory: pathlib.Path,
+    config: T5Config,
+    values: Mapping[str, np.ndarray],
+    vocabulary: bytes | None,
+    dtype: str,
+    encoder_only: bool,
+) -> None:
+    """Writes a checkpoint; see `checkpoint.save`."""
+    tensors.write_tensors(directory / WEIGHTS_FILE, values)
+    if vocabulary is not None:
+        fast_tokenizer.save(directory, vocabulary)
+        io.atomic_write(directory / VOCABULARY_FILE, vocabulary)
+    kind = "T5EncoderModel" if encoder_only else "T5ForConditionalGeneration"
+    about = {
+        **_FIXED,
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+        "architectures": [kind],
+        "decoder_start_token_id": 0,
+        "dropout_rate": config.dropout,
+        "eos_token_id": 1,
+        "feed_forward_proj": _PROJECTIONS[config.version],
+        "is_encoder_decoder": not encoder_only,
+        "model_type": "t5",
+        "num_decoder_layers": config.num_layers,
+        "tie_word_embeddings": config.tied,
+        "torch_dtype": dtype,
+        "use_cache": not encoder_only,
+    }
+    io.write_json(directory / CONFIG_FILE, about)

@@ -27,38 +27,26 @@ from tfdpsq.generator.checkpoints.tensors import Tensor, not_t5, reading
 from tfdpsq.layers import T5Config
 
 CHECKPOINT_FILE = "checkpoint"
-_ARRAY = 1  # flax's msgpack extension type for arrays
 _PLACEHOLDER = "PLACEHOLDER://"
-
-
-def matches(path: pathlib.Path) -> bool:
-    """Returns whether a directory has T5X's layout, complete or not."""
-    return (path / CHECKPOINT_FILE).is_file()
 
 
 def open_checkpoint(
     path: pathlib.Path, encoder_only: bool
 ) -> tuple[T5Config, dict[str, Tensor]]:
-    """Reads a checkpoint's headers; see `huggingface.open_checkpoint`.
-
-    Raises:
-      InputError: msgpack or tensorstore is not installed.
-      DataError: a file is missing or damaged, or it is of another model.
-    """
+    """Reads a checkpoint's headers; see `huggingface.open_checkpoint`."""
     msgpack = _library("msgpack")
     file = path / CHECKPOINT_FILE
 
     def extension(code: int, data: bytes) -> Any:
-        if code != _ARRAY:
+        if code != 1:  # flax's type for arrays
             return None
         shape, dtype, values = msgpack.unpackb(data)
         kind = tf.as_dtype(dtype).as_numpy_dtype
         return np.frombuffer(values, kind).reshape(shape)
 
     with reading(file):
-        tree = msgpack.unpackb(
-            file.read_bytes(), strict_map_key=False, ext_hook=extension
-        )
+        content = file.read_bytes()
+        tree = msgpack.unpackb(content, strict_map_key=False, ext_hook=extension)
         # T5X has all under `optimizer`, orbax has not.
         target = tree.get("optimizer", tree)["target"]
         tensors = dict(_tensors(target, "target", path))
@@ -66,18 +54,14 @@ def open_checkpoint(
 
 
 def _library(name: str) -> Any:
-    return validation.library(
-        name,
-        f"T5X checkpoints need {name}, which is not installed. Run "
-        "pip install 'tfdpsq[t5x]'.",
-    )
+    remedy = f"T5X checkpoints need {name}. Run pip install 'tfdpsq[t5x]'."
+    return validation.library(name, remedy)
 
 
 def _tensors(node: Any, name: str, path: pathlib.Path) -> Iterator[tuple[str, Tensor]]:
     """Yields the arrays below a node of the tree, by their path in it."""
     if isinstance(node, np.ndarray):
-        file = path / CHECKPOINT_FILE
-        yield name, Tensor(file, node.shape, node.dtype.name, lambda: node)
+        yield name, Tensor(path / CHECKPOINT_FILE, node.shape, lambda: node)
     elif isinstance(node, str) and node.startswith(_PLACEHOLDER):
         yield name, _zarr(path / node.removeprefix(_PLACEHOLDER))
     elif isinstance(node, Mapping) and isinstance(node.get("driver"), str):
@@ -97,9 +81,7 @@ def _zarr(directory: pathlib.Path) -> Tensor:
     }
     with reading(directory):
         store = _library("tensorstore").open(spec, open=True).result()
-        dtype = np.dtype(store.dtype.numpy_dtype).name
-    read = lambda: store.read().result()  # noqa: E731
-    return Tensor(directory, tuple(store.shape), dtype, read)
+    return Tensor(directory, tuple(store.shape), lambda: store.read().result())
 
 
 def _config(file: pathlib.Path, tensors: Mapping[str, Tensor]) -> T5Config:
@@ -110,18 +92,11 @@ def _config(file: pathlib.Path, tensors: Mapping[str, Tensor]) -> T5Config:
             raise not_t5(file, f"it lacks the weight target/{name}")
         return tensors[f"target/{name}"].shape
 
-    feed = "encoder/layers_0/mlp"
-    gated = f"target/{feed}/wi_0/kernel" in tensors
+    gated = "target/encoder/layers_0/mlp/wi_0/kernel" in tensors
     vocabulary, hidden = shape("token_embedder/embedding")
+    layers = sum("encoder/layers_" in name and "/query/" in name for name in tensors)
     heads, _ = shape("encoder/relpos_bias/rel_embedding")
     _, inner = shape("encoder/layers_0/attention/query/kernel")
-    _, wide = shape(f"{feed}/{'wi_0' if gated else 'wi'}/kernel")
-    return T5Config(
-        vocabulary_size=vocabulary,
-        num_layers=sum("encoder/layers_" in n and "/query/" in n for n in tensors),
-        num_heads=heads,
-        hidden_dim=hidden,
-        intermediate_dim=wide,
-        key_value_dim=inner // heads,
-        version="1.1" if gated else "1.0",
-    )
+    _, wide = shape(f"encoder/layers_0/mlp/{'wi_0' if gated else 'wi'}/kernel")
+    sizes = vocabulary, layers, heads, hidden, wide, inner // heads
+    return T5Config(*sizes, "1.1" if gated else "1.0")

@@ -1,10 +1,10 @@
-"""Tensors in files, and the error that names a file which cannot be read."""
+"""Tensors in files, and the errors of a file that cannot be read or is of no T5."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,82 +15,56 @@ from tfdpsq.data import io
 
 
 class Tensor(NamedTuple):
-    """A tensor in a checkpoint: its header, and `read`, which reads its value.
-
-    `dtype` is NumPy's name for it, such as "float32" or "bfloat16".
-    """
+    """A tensor in a checkpoint's file: its shape, and `read`, which reads its value."""
 
     file: pathlib.Path
     shape: tuple[int, ...]
-    dtype: str
     read: Callable[[], np.ndarray]
 
-
-def finite_value(tensor: Tensor, name: str) -> np.ndarray:
-    """Reads a tensor as float32.
-
-    Raises:
-      DataError: a value is NaN or infinite, or the file is damaged.
-    """
-    with reading(tensor.file):
-        value = np.asarray(tensor.read(), np.float32)
-    if not np.isfinite(value).all():
-        raise validation.DataError(
-            tensor.file,
-            f"tensor {name} holds NaN or infinity",
-            "Use a checkpoint from before training diverged",
-        )
-    return value
+    def value(self, name: str) -> np.ndarray:
+        """Reads float32 values; raises DataError if one is NaN or infinite."""
+        with reading(self.file):
+            value = np.asarray(self.read(), np.float32)
+        if not np.isfinite(value).all():
+            raise validation.DataError(
+                self.file,
+                f"tensor {name} holds NaN or infinity",
+                "Use a checkpoint from before training diverged",
+            )
+        return value
 
 
 def write_tensors(path: pathlib.Path, values: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file as `transformers` does, atomically.
-
-    Raises:
-      InputError: it cannot be written, or the disk is full.
-    """
-    with io.atomic_file(path) as partial:
-        try:
-            safetensors.numpy.save_file(dict(values), partial, {"format": "pt"})
-        except safetensors.SafetensorError as error:
-            raise validation.InputError(
-                f"{path}: cannot be written ({error}). Free space there, or choose "
-                "another disk."
-            ) from error
+    """Writes a safetensors file as `transformers` does, atomically."""
+    content = safetensors.numpy.save(dict(values), {"format": "pt"})
+    io.atomic_write(path, content)
 
 
 def not_t5(path: pathlib.Path, problem: str) -> validation.DataError:
-    """Returns the error for a config of another model."""
-    remedy = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded"
+    """Returns the error for a file of another model."""
+    remedy = "Only T5 1.0, T5 1.1, FLAN-T5, mT5 and sentence-T5 can be loaded"
     return validation.DataError(path, problem, remedy)
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file of a checkpoint.
+def require(
+    path: pathlib.Path, values: Mapping[str, Any], wanted: Mapping[str, Collection]
+) -> None:
+    """Raises DataError if a value of a config is none of those wanted for its key."""
+    for key, choices in wanted.items():
+        if values.get(key) not in choices:
+            listed = " or ".join(map(repr, choices))
+            raise not_t5(path, f"{key} is {values.get(key)!r}; expected {listed}")
 
-    Raises:
-      DataError: it is missing or damaged.
-    """
+
+def read_json(path: pathlib.Path) -> Any:
+    """Reads a JSON file; raises DataError if it is missing or damaged."""
     with reading(path):
         return validation.parse_json(path.read_text("utf-8"))
 
 
-def has_key(path: pathlib.Path, key: str) -> bool:
-    """Returns whether a file is a JSON object with a key, to tell formats apart."""
-    try:
-        found = read_json(path)
-    except validation.DataError:
-        return False
-    return isinstance(found, dict) and key in found
-
-
 @contextlib.contextmanager
 def reading(path: pathlib.Path) -> Iterator[None]:
-    """Names the file in whatever error a library raises while it reads one.
-
-    Raises:
-      DataError: the file is missing or damaged.
-    """
+    """Turns whatever a library raises while it reads a file into a DataError."""
     try:
         yield
     except (validation.InputError, MemoryError):

@@ -11,14 +11,9 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
+from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.generator import (
-    Preprocessor,
-    T5QueryGenerator,
-    TopP,
-)
+from tfdpsq.generator import T5QueryGenerator, TopP
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.attacks import canary_set, text_scores
@@ -32,21 +27,17 @@ class Subject:
 
     Attributes:
       config: the stage's.
-      trained: the config that the generator was trained with.
       model: the generator.
       likelihood: scores pairs under the generator.
       references: score pairs under models that saw none of the queries.
-      tokenizer: the vocabulary of all of them.
       documents: id -> document, for the documents of canaries.
       queries: (document id, query) of the synthetic set; `None` without one.
     """
 
     config: ml_collections.ConfigDict
-    trained: ml_collections.ConfigDict
     model: T5QueryGenerator
     likelihood: text_scores.LikelihoodScorer
     references: Sequence[text_scores.LikelihoodScorer]
-    tokenizer: Tokenizer
     documents: dict[str, Document]
     queries: list[tuple[str, str]] | None
 
@@ -91,36 +82,28 @@ class Subject:
 
 def load(
     config: ml_collections.ConfigDict,
-    trained: ml_collections.ConfigDict,
     references: Sequence[str],
     made: Sequence[canary_set.Canary],
 ) -> Subject:
     """Loads the models, and the documents of the canaries."""
-    tokenizer = Tokenizer(
-        sources.trained_vocabulary(trained.vocabulary, config.generator)
-    )
-    preprocessor = Preprocessor(
-        tokenizer, prompt_of(trained), trained.document_length, trained.query_length
-    )
-
-    def loaded(
-        path: str,
-    ) -> tuple[T5QueryGenerator, text_scores.LikelihoodScorer]:
-        with strategy.here():
-            model = T5QueryGenerator.from_preset(path)
-            model.preprocessor = preprocessor
-            scorer = text_scores.LikelihoodScorer(model, batch_size=config.batch_size)
-            return model, scorer
-
+    with strategy.here():
+        models = [
+            T5QueryGenerator.from_preset(path)
+            for path in (config.generator, *references)
+        ]
+        # References read what the generator reads.
+        scorer, *others = (
+            text_scores.LikelihoodScorer(
+                model, models[0].preprocessor, config.batch_size
+            )
+            for model in models
+        )
     wanted = {canary.document_id for canary in made}
-    model, scorer = loaded(config.generator)
     return Subject(
         config,
-        trained,
-        model,
+        models[0],
         scorer,
-        [loaded(path)[1] for path in references],
-        tokenizer,
+        others,
         {d.id: d for d in data_of(config.canaries).documents() if d.id in wanted},
         [
             (row.document_id, row.query)
@@ -136,11 +119,6 @@ def load(
 def data_of(canaries: str) -> BeirDirectory:
     """Returns the BEIR directory of the pairs with canaries."""
     return sources.open_beir(str(pathlib.Path(canaries) / canary_set.DATA))
-
-
-def prompt_of(trained: ml_collections.ConfigDict) -> str:
-    """Returns the prompt of a training; version 0.1.0 had this one and no setting."""
-    return trained.get("prompt", PROMPT)
 
 
 def training_of(generator: str, canaries: str) -> ml_collections.ConfigDict:
@@ -244,7 +222,7 @@ def members_of(
     trained = beir.pairs(split)
     inside = [
         row
-        for row, name in enumerate(trained.query_ids())
+        for row, (name, _) in enumerate(trained.ids())
         if not name.startswith(canary_set.ID_PREFIX)
     ]
     tables = [

@@ -139,7 +139,7 @@ def require_inserted(
     """
     pairs = data.pairs(split)
     found: dict[str, list[tuple[str, str]]] = {}
-    for row, name in enumerate(pairs.query_ids()):
+    for row, (name, _) in enumerate(pairs.ids()):
         if name.startswith(ID_PREFIX):
             pair = pairs[row]
             # Where the secret is in the document, it is its last word.

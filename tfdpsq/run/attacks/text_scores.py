@@ -8,10 +8,8 @@ import numpy as np
 from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.generator import QueryLikelihood
+from tfdpsq.generator import Preprocessor, QueryLikelihood
 from tfdpsq.run.attacks import canary_set
 
 
@@ -31,8 +29,7 @@ class LikelihoodScorer(QueryLikelihood):
         """
         for start in range(0, 0 if cut else len(pairs), self.batch_size):
             part = pairs[start : start + self.batch_size]
-            own = self.preprocessor
-            _require_whole(part, own.tokenizer, own.query_length)
+            _require_whole(part, self.preprocessor)
         texts = ((pair.document, pair.query) for pair in pairs)
         return np.fromiter(self.scores(texts), np.float64, len(pairs))
 
@@ -40,14 +37,10 @@ class LikelihoodScorer(QueryLikelihood):
 def require_whole_canaries(
     made: Sequence[canary_set.Canary],
     documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    query_length: int,
-    document_length: int,
-    prompt: str = PROMPT,
+    own: Preprocessor,
 ) -> None:
     """Refuses lengths with which training would cut off a canary's secret.
 
-    Lengths are in tokens, EOS included; a document's is that of prompt and document.
     `documents` are read once, where a canary's secret is in its document.
     """
     if not made:
@@ -59,26 +52,25 @@ def require_whole_canaries(
         if not each.in_document
     ]
     if in_query:
-        _require_whole(in_query, tokenizer, query_length)
-    own = {each.document_id: each for each in made if each.in_document}
-    for document in documents if own else ():
-        if document.id not in own:
+        _require_whole(in_query, own)
+    in_document = {each.document_id: each for each in made if each.in_document}
+    for document in documents if in_document else ():
+        if document.id not in in_document:
             continue
-        text = prompt + own[document.id].document(document.content)
-        if len(tokenizer.pieces([text])[0]) + 1 > document_length:
+        text = own.prompt + in_document[document.id].document(document.content)
+        if len(own.tokenizer.pieces([text])[0]) + 1 > own.document_length:
             raise validation.InputError(
                 f"document {document.id!r} with a canary's secret has more than "
-                f"document_length = {document_length} tokens, so that the secret at "
-                "its end is never trained on. Lower document_characters of the "
+                f"document_length = {own.document_length} tokens, so that the secret "
+                "at its end is never trained on. Lower document_characters of the "
                 "canaries, or train a generator with a larger document_length."
             )
 
 
-def _require_whole(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int
-) -> None:
+def _require_whole(pairs: Sequence[Pair], own: Preprocessor) -> None:
+    query_length = own.query_length
     # One extra token shows which queries would lose some.
-    _, lengths = tokenizer.encode([pair.query for pair in pairs], query_length + 1)
+    _, lengths = own.tokenizer.encode([pair.query for pair in pairs], query_length + 1)
     overlong = np.asarray(lengths) > query_length
     if overlong.any():
         raise validation.InputError(

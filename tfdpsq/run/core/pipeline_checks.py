@@ -116,14 +116,6 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             "to fit a weight on have no embeddings. Set fit_rerank to False, or the "
             "other to 'bm25'."
         )
-    if own.rerankers and config.init and not config.pretrain.steps:
-        # It orders documents itself, with the prompt that generators are trained with.
-        sources.require_prompt(
-            "finetune.prompt",
-            config.finetune.prompt,
-            checkpoints.locate(config.init),
-            ", or set rerank to False",
-        )
     for name, path in config.evaluate.indexes.items():
         if path:
             raise validation.InputError(
@@ -244,7 +236,7 @@ def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
 def reranking_settings(
     config: ml_collections.ConfigDict, public_pairs: str, names: Collection[str]
 ) -> dict[str, Any]:
-    """Returns the settings of reranking: what generators were trained with.
+    """Returns the settings of reranking in a job.
 
     `public_pairs` is the set that a weight is fitted on, if it is; `names` are the rows
     that are measured.
@@ -252,8 +244,6 @@ def reranking_settings(
     own = config.evaluate.rerank.to_dict()
     if not names:
         return own
-    for name in ("prompt", "document_length", "query_length"):
-        own[name] = config.finetune[name]
     if config.fit_rerank:
         own["fit"] = public_pairs
     baseline = f"{RERANKED}_{PUBLIC_ONLY}"

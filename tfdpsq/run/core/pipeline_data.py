@@ -13,7 +13,7 @@ import ml_collections
 
 from tfdpsq import privacy, validation, words
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.generator import checkpoints
+from tfdpsq.generator import Preprocessor, checkpoints
 from tfdpsq.privacy.proof import budget
 from tfdpsq.retriever import index
 from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
@@ -162,10 +162,7 @@ def check_canaries(
         text_scores.require_whole_canaries(
             canary_set.read_canaries(made),
             sources.open_beir(str(data)).documents(),
-            Tokenizer(vocabulary),
-            own.query_length,
-            own.document_length,
-            own.prompt,
+            Preprocessor(vocabulary, own.prompt, own.document_length, own.query_length),
         )
 
 
@@ -339,7 +336,7 @@ def _check_sizes(
             )
     own, batch = config.synthesize, config.retriever.batch_size
     if own.documents == "train":  # declared public
-        documents = len(beir.answered(own.split))
+        documents = len({row.document_id for row in beir.positives(own.split)})
     written = min(own.max_documents or documents, documents) * own.samples_per_document
     trains = config.retriever.steps or config.retriever.epochs
     if config.epsilons and trains and batch > written:

@@ -27,14 +27,13 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import (
     BeirDirectory,
-    atomic_write,
     build_pydocs,
     io,
     read_manifest,
     read_synthetic,
     tables,
 )
-from tfdpsq.data.pairs import PairTable
+from tfdpsq.data.beir import PairTable
 from tfdpsq.data.sets import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
@@ -239,7 +238,7 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
         _require_no_paid_run(private_directory, path)
         own = private_directory / f".{KEY_FILE}.{secrets.token_hex(6)}"
         with outputs.owner_only():
-            atomic_write(own, secrets.token_hex(32))
+            io.atomic_write(own, secrets.token_hex(32))
         try:
             os.link(own, path)
         except FileExistsError:
@@ -308,7 +307,7 @@ def fetched(path: str) -> str:
 
 
 def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
-    """Returns the SentencePiece model: the one given, or the one next to a model.
+    """Returns the SentencePiece model: the one given, or the one in a model.
 
     `given` and `model` may be "".
 
@@ -317,7 +316,7 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     """
     if given:
         return pathlib.Path(fetched(given))
-    found = checkpoints.vocabulary_in(checkpoints.locate(model)) if model else None
+    found = _vocabulary_in(model) if model else None
     if found is not None:
         return found
     raise validation.InputError(
@@ -326,94 +325,55 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     )
 
 
-def trained_vocabulary(given: str, model: str | pathlib.Path) -> pathlib.Path:
-    """Returns the SentencePiece model of a trained generator: its own copy.
-
-    An older generator has none: then the one it was `given`, which may have moved.
-
-    Raises:
-      InputError: neither exists.
-    """
-    own = checkpoints.vocabulary_in(model)
-    return vocabulary_file(given, str(model)) if own is None else own
-
-
-def require_vocabulary(
-    setting: str,
-    given: object,
-    tokenizer: Tokenizer,
-    path: str,
-    whose: str = "",
-    also: str = "",
-    unknown: bool = False,
-) -> None:
-    """Refuses a vocabulary other than the one that a retriever was trained with.
-
-    The error names `setting`, its value `given`, and the retriever at `path` as
-    `whose`; `also` continues its remedy. `unknown` lets pass what does not record its
-    vocabulary.
-    """
-    stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
-    trained = stage["inputs"].get("vocabulary")
-    if trained is None and not unknown:
-        raise validation.InputError(
-            f"{whose or path} was trained with no vocabulary, so it is not a retriever"
-            ". Give what train_retriever wrote."
-        )
-    if trained != tokenizer.fingerprint and not (unknown and trained is None):
-        raise validation.InputError(
-            f"{setting} is {given}, but {whose or path} was trained with another "
-            f"({trained}). Give the SentencePiece file it was trained with{also}."
-        )
+def _vocabulary_in(model: str) -> pathlib.Path | None:
+    """Finds the vocabulary of a T5, or of an output of `train_retriever`."""
+    located = checkpoints.locate(model)
+    found = map(checkpoints.vocabulary_in, (located, located / layout.RETRIEVER_MODEL))
+    return next(filter(None, found), None)
 
 
 def require_own_vocabulary(
     setting: str, given: object, tokenizer: Tokenizer, model: str
 ) -> None:
-    """Refuses a vocabulary other than a T5's own, where that is known.
+    """Refuses a vocabulary other than a model's own, where it has one.
 
-    It is the one that the stage recorded that made it, or the file next to its weights.
     With another one of no more pieces all would run, on words that mean others.
 
-    The error names `setting` and its value `given`. `model` is a generator or a T5, as
-    a path or a preset's name; "" passes.
+    The error names `setting` and its value `given`. `model` is as for
+    `vocabulary_file`.
     """
-    if not model:
-        return
-    located = checkpoints.locate(model)
-    own = None
-    if (stage := located / workdir.STAGE_FILE).is_file():
-        inputs = workdir.read_json(stage).get("inputs")
-        own = inputs.get("vocabulary") if isinstance(inputs, dict) else None
-    if own is None and (found := checkpoints.vocabulary_in(located)):
-        own = Tokenizer(found).fingerprint
-    if own is not None and own != tokenizer.fingerprint:
+    own = _vocabulary_in(model) if model else None
+    if own and Tokenizer(own).fingerprint != tokenizer.fingerprint:
         raise validation.InputError(
-            f"{setting} is {given}, but {model} was trained with another vocabulary "
-            f"({validation.shown(own)}). Give the SentencePiece file it was trained "
-            "with."
+            f"{setting} is {given}, but {model} was trained with another vocabulary, "
+            f"{own}. Leave {setting} at ''."
         )
 
 
-def require_prompt(
-    setting: str, prompt: str, generator: pathlib.Path, also: str = ""
-) -> None:
-    """Refuses a prompt that a generator was not trained with, where that is known.
+def generator_fingerprint(setting: str, path: str) -> str:
+    """Returns the id of a generator, with its vocabulary, prompt and lengths.
 
     Raises:
-      InputError: names `setting`, its value `prompt`, and the generator's; `also`
-        continues its remedy.
+      InputError: it is missing, no generator, or has no vocabulary that fits; names
+        `setting`.
+      DataError: a damaged certificate.
     """
-    path = generator / workdir.STAGE_FILE
-    if not path.is_file():
-        return
-    trained = workdir.read_json(path)["config"]
-    theirs = trained.get("prompt", prompt)
-    if theirs != prompt:
+    try:
+        if not path:
+            raise validation.InputError("there is none.")
+        located = checkpoints.locate(path)
+        shape = checkpoints.open_checkpoint(located).config  # its headers
+        vocabulary = checkpoints.vocabulary_in(located)
+        if vocabulary is None:
+            raise validation.InputError(f"{located} has no {VOCABULARY_FILE}.")
+        Tokenizer(vocabulary).require_embeddings(shape.vocabulary_size)
+    except validation.InputError as error:
         raise validation.InputError(
-            f"{setting} is {validation.shown(prompt)}, but {generator} was trained "
-            f"with {validation.shown(theirs)}. Set {setting} to the latter{also}."
-        )
+            f"{setting} is {path!r}, which is not a generator: {error} Give what "
+            "finetune wrote, a T5 with its vocabulary, or a preset's name."
+        ) from error
+    certificate_of_model(path)  # it is whole, or refused
+    return workdir.model_fingerprint(located)
 
 
 def certificate_of_model(model: str) -> dict[str, Any] | None:

@@ -105,7 +105,21 @@ def differences(
         return new if is_moved else old
 
     old = as_wanted(_with_equal_contents(known, wanted), wanted)
-    return validation.differences(old, as_wanted(wanted, wanted))
+    return changed_values(old, as_wanted(wanted, wanted))
+
+
+def changed_values(old: Any, new: Any, where: str = "") -> list[str]:
+    """Lists up to five paths at which two JSON values differ, each with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            path = f"{where}.{key}" if where else key
+            found += changed_values(old.get(key), new.get(key), path)
+        return found[:5]
+    # Compared as JSON: a tuple equals the list it was written as.
+    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
+        return []
+    return [f"{where}: {validation.shown(old)} there, {validation.shown(new)} now"]
 
 
 def _shipped(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,10 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq.data import io
-from tfdpsq.data.beir import read_documents
-from tfdpsq.data.lines import raw_lines
+from tfdpsq.data.beir import locate_documents
 from tfdpsq.data.texts import Document, documents_fingerprint
-from tfdpsq.validation import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,37 +84,29 @@ def plan_corpus(file: str, bounds: Callable[[int], Sequence[int]]) -> CorpusPlan
       DataError: a malformed line, an id that occurs twice, or no document.
     """
     lines, offsets = array.array("q"), array.array("q")
-    line = offset = end = 0
-
-    def raw() -> Iterator[tuple[int, bytes]]:
-        nonlocal line, offset, end
-        for number, data in raw_lines(file):
-            line, offset, end = number - 1, end, end + len(data)
-            yield number, data
 
     def documents() -> Iterator[Document]:
-        for document in read_documents(file, raw=raw()):
-            lines.append(line)
+        for line, offset, document in locate_documents(file):
+            lines.append(line - 1)
             offsets.append(offset)
             yield document
 
     fingerprint = documents_fingerprint(documents())
-    if not lines:
-        raise DataError(file, "holds no document", "Add at least one line")
-    cuts = list(bounds(len(lines)))
-    lines.append(lines[-1] + 1)  # a part may begin behind the last document
-    offsets.append(end)
+    count = len(lines)
+    cuts = list(bounds(count))
+    places = [min(start, count - 1) for start in cuts]  # an empty part may be the last
     ranges = tuple(
-        CorpusRange(start, stop, lines[start], offsets[start])
-        for start, stop in zip(cuts, cuts[1:])
+        CorpusRange(start, stop, lines[place], offsets[place])
+        for start, stop, place in zip(cuts, cuts[1:], places)
     )
-    return CorpusPlan(*_identity(file), len(lines) - 1, fingerprint, ranges)
+    return CorpusPlan(*_identity(file), count, fingerprint, ranges)
 
 
 def read_range(file: str, part: CorpusRange) -> Iterator[Document]:
     """Streams a part's documents; raises DataError at a malformed line."""
-    documents = read_documents(file, raw=raw_lines(file, part.offset, part.lines))
-    return (document for document, _ in zip(documents, range(part.start, part.stop)))
+    found = locate_documents(file, offset=part.offset, line=part.lines)
+    documents = (document for *_, document in found)
+    return itertools.islice(documents, part.stop - part.start)
 
 
 def _identity(file: str) -> tuple[str, int, int]:

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, releases, settings, sources, workdir
@@ -38,7 +37,6 @@ def declared() -> dict[str, settings.Setting]:
     """Settings shared by the stages that embed documents."""
     return {
         "retriever": settings.Text(""),
-        "vocabulary": settings.Text(""),
         "corpus": settings.Text(sources.PYDOCS, required=True),
         # Texts at a time, at most; see `retriever.Embedder`.
         "batch_size": settings.Integer(128),
@@ -49,22 +47,19 @@ def declared() -> dict[str, settings.Setting]:
     }
 
 
-def check(path: str, vocabulary: str) -> dict[str, str]:
-    """Returns the fingerprints of a matching retriever and vocabulary.
+def check(path: str) -> dict[str, str]:
+    """Returns the fingerprint of a retriever, as inputs of a stage.
 
     Raises:
-      InputError: bad settings, no retriever, or another retriever's vocabulary.
+      InputError: no retriever at `path`.
     """
-    if not path or not vocabulary:
+    here = pathlib.Path(sources.fetched(path)) if path else None
+    if here is None or not (here / layout.RETRIEVER_MODEL).is_dir():
         raise validation.InputError(
-            f"retriever is {path!r} and vocabulary {vocabulary!r}. "
-            "Give what train_retriever wrote, and the SentencePiece file it used."
+            f"retriever is {path!r}, where there is none. Give what train_retriever "
+            "wrote."
         )
-    tokenizer = Tokenizer(sources.fetched(vocabulary))
-    here = sources.fetched(path)
-    fingerprint = workdir.stage_fingerprint(here)
-    sources.require_vocabulary("vocabulary", vocabulary, tokenizer, here, path)
-    return {"retriever": fingerprint, "vocabulary": tokenizer.fingerprint}
+    return {"retriever": workdir.stage_fingerprint(here)}
 
 
 def run_pass(
@@ -100,7 +95,6 @@ def run_pass(
     start = functools.partial(
         start_worker,
         config.retriever,
-        config.vocabulary,
         config.batch_size,
         config.jit_compile,
         config.dtype,
@@ -143,7 +137,6 @@ def output_of(
 
 def start_worker(
     path: str,
-    vocabulary: str,
     batch_size: int,
     jit_compile: bool,
     dtype: str,
@@ -163,10 +156,9 @@ def start_worker(
     """
     texts = DOCUMENTS if asked is None else QUERIES
     with strategy.here():
-        model, tokenizer, maker = load(path, vocabulary, texts, dtype)
-        embedder = retriever.Embedder(
-            model, tokenizer, _KINDS[texts], batch_size, jit_compile
-        )
+        model, maker = load(path, texts, dtype)
+        kind = _KINDS[texts]
+        embedder = retriever.Embedder(model, kind, batch_size, jit_compile)
     judged = None if asked is None else query_sets.judged_in(asked)
     known: set[str] = set()
     if base:
@@ -219,26 +211,16 @@ def read(shards: ShardDirectory) -> Iterator[tuple[list[str], np.ndarray]]:
 
 
 def load(
-    path: str,
-    vocabulary: str,
-    texts: str = DOCUMENTS,
-    dtype: str = settings.FLOAT32,
-) -> tuple[retriever.TwoTower, Tokenizer, str]:
-    """Loads a retriever, its tokenizer, and the fingerprint of one of its towers.
+    path: str, texts: str = DOCUMENTS, dtype: str = settings.FLOAT32
+) -> tuple[retriever.TwoTower, str]:
+    """Loads a retriever, and returns the fingerprint of one of its towers with it.
 
     `texts` are those that the tower embeds: "documents" or "queries"; `dtype` is
     described at `training_settings.dtype_settings`, and part of the fingerprint.
-
-    Raises:
-      InputError: the vocabulary has pieces that the retriever does not know.
     """
     directory = pathlib.Path(sources.fetched(path)) / layout.RETRIEVER_MODEL
     model = retriever.load(directory, dtype)
-    tokenizer = Tokenizer(sources.fetched(vocabulary))
-    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
-    maker = encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
-    model.tokenizer = tokenizer
-    return model, tokenizer, maker
+    return model, encoder_fingerprint(model, _KINDS[texts])
 
 
 def require_dtype(name: str, path: str, dtype: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import pairs
+from tfdpsq.data.beir import open_unnamed
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy.proof import certificate
 from tfdpsq.retriever.index import ROWS
@@ -125,7 +125,7 @@ class Places:
     def __init__(self, embeddings: Embeddings):
         """Reads the ids."""
         self._of = embeddings
-        self._store = pairs.open_unnamed(_SCHEMA)
+        self._store = open_unnamed(_SCHEMA)
         added = self._store.executemany(
             "insert or ignore into places values (?, ?)",
             ((name, place) for place, name in enumerate(embeddings.store.ids())),

@@ -21,7 +21,7 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, io
 from tfdpsq.data.sets import verify
-from tfdpsq.data.texts import Document, documents_fingerprint, id_shown
+from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import inherited_certificate
 from tfdpsq.run.core import records, releases, settings, sources
@@ -141,7 +141,7 @@ def split_fingerprint(beir: BeirDirectory, split: str) -> str:
     if unknown is not None:
         raise validation.DataError(
             beir.path / "qrels" / f"{split}.tsv",
-            f"query {id_shown(unknown)} is not in {beir.queries_file}",
+            f"a judged query is not in {beir.queries_file}",
             "Add it there, or remove its judgements",
         )
     return documents_fingerprint(

@@ -30,6 +30,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.data import io
+from tfdpsq.run.core import workdir
 
 PASS_FILE = "pass.json"
 MARK = "json"
@@ -147,7 +148,7 @@ class ShardDirectory:
             return
         names = tf.io.gfile.listdir(self.directory)
         if found is not None and any(re.search(r"-of-\d+\.json$", n) for n in names):
-            changed = "; ".join(validation.differences(found, wanted))
+            changed = "; ".join(workdir.changed_values(found, wanted))
             raise validation.InputError(
                 f"{self.directory}/{PASS_FILE} is of another pass ({changed}). Move "
                 f"{self.directory} away to begin again, or use another directory."

@@ -1,6 +1,6 @@
 """Large collections of public text, streamed file by file.
 
-A record is a line of `.txt` files, or a column of a table (`tables.read_rows`).
+A record is a line of `.txt` files, or a column of a table (`tables.Table`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from tfdpsq.data import tables
-from tfdpsq.data.lines import read_lines
+from tfdpsq.data.io import read_lines
 from tfdpsq.validation import DataError, InputError
 
 _LINES = (".txt", ".text")
@@ -41,17 +41,16 @@ class CorpusPart:
           DataError: at the first record that is malformed.
         """
         if self.name.removesuffix(".gz").endswith(_LINES):
-            yield from (text for _, text in read_lines(self.name))
+            yield from (text for *_, text in read_lines(self.name))
             return
-        for path, number, (text,) in tables.read_rows(self.name, [self.field]):
-            if not isinstance(text, str):
-                raise DataError(
-                    path,
+        for path, number, row in tables.Table(self.name, {"text": self.field}).rows():
+            if not isinstance(row["text"], str):
+                problem, remedy = (
                     f"no text under {self.field!r}",
-                    "Set field to what holds the text",
-                    number,
+                    "Set field to its name",
                 )
-            yield text
+                raise DataError(path, problem, remedy, number)
+            yield row["text"]
 
 
 def corpus_parts(paths: str | Sequence[str], field: str = "text") -> list[CorpusPart]:

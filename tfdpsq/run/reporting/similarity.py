@@ -40,16 +40,14 @@ def declared() -> dict[str, settings.Setting]:
     """Returns the settings of the comparison.
 
     `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
-    T5 `init` (by default the package's own, so that numbers compare across data) with
-    `vocabulary` (by default the one next to its weights); "gpt2", the keras-nlp preset
-    `init`; or "", for neither. k-means runs with `seeds` seeds. At most `samples`
-    texts of a set get features; a public seed draws them. Copies are looked for among
-    the queries of `training_split`.
+    T5 `init` (by default the package's own, so that numbers compare across data);
+    "gpt2", the keras-nlp preset `init`; or "", for neither. k-means runs with `seeds`
+    seeds. At most `samples` texts of a set get features; a public seed draws them.
+    Copies are looked for among the queries of `training_split`.
     """
     return {
         "featurizer": settings.Text("t5", tuple(FEATURIZERS)),
         "init": settings.Text(""),
-        "vocabulary": settings.Text(""),
         "batch_size": settings.Integer(128),
         "seeds": settings.Integer(5, 2, 10_000, remedy=_TWO_SEEDS),
         "samples": settings.Integer(5_000, 2, remedy=_TWO_TEXTS),
@@ -105,12 +103,12 @@ def check_models(own: ml_collections.ConfigDict) -> str:
         text_features.require_gpt2(found)
     else:
         try:
-            tokenizer = Tokenizer(sources.vocabulary_file(own.vocabulary, found))
+            tokenizer = Tokenizer(sources.vocabulary_file("", found))
             shape = checkpoints.open_checkpoint(found).config
             tokenizer.require_embeddings(shape.vocabulary_size)
         except (validation.InputError, OSError) as error:
             raise validation.InputError(
-                f"similarity.vocabulary is {own.vocabulary!r}: {error}"
+                f"similarity.init is {own.init!r}: {error}"
             ) from error
     return os.fspath(checkpoints.locate(found)) if own.featurizer == "t5" else found
 
@@ -229,7 +227,7 @@ def _add_features(own: ml_collections.ConfigDict, several: Sequence[_Texts]) -> 
     together = [text for texts in several for text in texts.sample]
     if own.featurizer == "t5":
         features = text_features.t5_encoder_features(
-            together, _init(own), own.vocabulary, own.batch_size
+            together, _init(own), own.batch_size
         )
     elif own.featurizer == "gpt2":
         features = text_features.gpt2_features(together, _init(own), own.batch_size)

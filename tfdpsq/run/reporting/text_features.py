@@ -29,14 +29,13 @@ _Forward = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def t5_encoder_features(
     texts: Sequence[str],
     init: str = PRESET,
-    vocabulary: str = "",
     batch_size: int = 128,
     length: int = 128,
 ) -> np.ndarray:
     """Returns the mean of the encoder's states over a text's tokens, EOS included.
 
     An empty text is EOS alone; a longer one than `length` tokens is cut. The vocabulary
-    "" is the one next to the weights of `init`.
+    is the one next to the weights of `init`.
 
     Returns:
       [n, hidden_dim] float32, in the order of the texts. A text's features do not
@@ -47,7 +46,7 @@ def t5_encoder_features(
       DataError: a damaged checkpoint or vocabulary.
     """
     _require_texts(texts)
-    tokenizer = Tokenizer(sources.vocabulary_file(vocabulary, init))
+    tokenizer = Tokenizer(sources.vocabulary_file("", init))
     config, encoder = checkpoints.load_encoder(init)
     tokenizer.require_embeddings(config.vocabulary_size)
     distinct, which = _distinct(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_collections
 
@@ -12,23 +12,11 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import pipeline_data, sources
 from tfdpsq.run.reproduction import reproduce_rows
 from tfdpsq.run.search import benchmark_sets
-from tfdpsq.run.training.training_settings import RESIZE
 
 
 def start_of(config: ml_collections.ConfigDict, size: str) -> str:
-    """Returns the T5 that a size is, or is made from; "" where none is given."""
+    """Returns the T5 that a size starts from; "" where none is given."""
     return config.sizes[size].get("init", "") or config.job.init
-
-
-def resized(config: ml_collections.ConfigDict, size: str) -> dict[str, int]:
-    """Returns what RESIZE changes in the T5 that a size is made from."""
-    own = config.sizes[size].to_dict()
-    return {name: own[name] for name in RESIZE if own.get(name)}
-
-
-def given(config: ml_collections.ConfigDict, sizes: Iterable[str]) -> dict[str, str]:
-    """Returns {size: weights} of the sizes that are not resized from others."""
-    return {size: start_of(config, size) for size in sizes if not resized(config, size)}
 
 
 def check(config: ml_collections.ConfigDict, sizes: Sequence[str]) -> str:
@@ -47,12 +35,7 @@ def check(config: ml_collections.ConfigDict, sizes: Sequence[str]) -> str:
         benchmark_sets.check_file_name("a size", size)
     vocabulary = ""
     for size in (config.retriever_size, *sizes):
-        init, changed = start_of(config, size), resized(config, size)
-        if changed and not config.job.pretrain.steps:
-            raise validation.InputError(
-                f"size {size!r} is {changed}, which takes training: set "
-                "job.pretrain.steps, or give the size's own init."
-            )
+        init = start_of(config, size)
         if not init:
             raise validation.InputError(
                 f"sizes.{size}.init and job.init are '': there is no T5 of this size. "
@@ -115,8 +98,7 @@ def used_by(config: ml_collections.ConfigDict) -> dict[str, tuple[str, ...]]:
         if size == config.retriever_size:  # the vocabulary of all is its own
             made = (*trained, *measured)
         found[f"sizes.{size}"] = (f"t5_{size}", *made)  # one that is new
-        for name in ("init", *RESIZE):
-            found[f"sizes.{size}.{name}"] = (f"t5_{size}", *made)
+        found[f"sizes.{size}.init"] = found[f"sizes.{size}"]
     return found
 
 
@@ -131,11 +113,9 @@ def zero_shot_stage(
     config: ml_collections.ConfigDict,
     sets: Mapping[str, str],
     retrievers: Mapping[str, str],
-    vocabulary: str,
 ) -> ml_collections.ConfigDict:
     """Returns the settings of `zero_shot` for some retrievers."""
     stage = config.zero_shot.copy_and_resolve_references()
-    stage.vocabulary = vocabulary
     with stage.unlocked():
         stage.systems = dict(retrievers)
         if sets:

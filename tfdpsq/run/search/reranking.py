@@ -22,18 +22,12 @@ from typing import Any
 from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.data import BeirDirectory
 from tfdpsq.evaluation.measures import ranked
-from tfdpsq.generator import (
-    Preprocessor,
-    QueryLikelihood,
-    T5QueryGenerator,
-    checkpoints,
-)
-from tfdpsq.run.core import layout, settings, sources, workdir
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
+from tfdpsq.run.core import layout, settings, sources
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.search import benchmark_sets, hybrid, systems
-from tfdpsq.run.training import training_settings
 
 SETTINGS: settings.Declaration = {
     # The system whose best documents are reordered.
@@ -49,9 +43,6 @@ SETTINGS: settings.Declaration = {
     "fit_queries": settings.Integer(500, 2, 1_000_000),
     # The reranker that others are compared with, such as the public T5; "" for none.
     "baseline": settings.Text(""),
-    # As the generators were trained.
-    **training_settings.prompt_settings(),
-    **training_settings.length_settings(384, 128),
     # Pairs scored at a time.
     "batch_size": settings.Integer(64),
 }
@@ -114,47 +105,15 @@ def inputs(config: Any) -> dict[str, str]:
     """Returns the ids of all rerankers and of the set to fit on, as inputs of a stage.
 
     Raises:
-      InputError: one is missing, no generator, has no vocabulary, or was trained with
-        another prompt; or the set's generator has no guarantee.
+      InputError: one is missing, no generator, or has no vocabulary; or the set's
+        generator has no guarantee.
       DataError: a damaged certificate or set.
     """
     found = hybrid.inputs(config.rerank, "rerank") if config.rerankers else {}
     for name, path in sorted(config.rerankers.items()):
-        model, vocabulary = generator_inputs(
-            f"rerankers.{name}", path, "rerank.prompt", config.rerank.prompt
-        )
+        model = sources.generator_fingerprint(f"rerankers.{name}", path)
         found[f"reranker {name}"] = model
-        found[f"vocabulary of reranker {name}"] = vocabulary
     return found
-
-
-def generator_inputs(
-    setting: str, path: str, prompt_setting: str, prompt: str
-) -> tuple[str, str]:
-    """Returns the ids of a generator that orders documents, and of its vocabulary.
-
-    `setting` names the generator at `path`, `prompt_setting` states its `prompt`.
-
-    Raises:
-      InputError: it is missing, no generator, has no vocabulary, or was trained with
-        another prompt.
-      DataError: a damaged certificate.
-    """
-    try:
-        located = checkpoints.locate(path)
-        checkpoints.open_checkpoint(path)  # its headers
-        vocabulary = sources.vocabulary_file("", path)
-    except validation.InputError as error:
-        raise validation.InputError(
-            f"{setting} is {path}, which cannot order documents: {error} "
-            "Give a generator with its vocabulary: what finetune wrote, a T5, or a "
-            "preset's name."
-        ) from error
-    sources.certificate_of_model(path)  # it is whole, or refused
-    sources.require_prompt(prompt_setting, prompt, located)
-    tokenizer = Tokenizer(vocabulary)
-    sources.require_own_vocabulary(setting, vocabulary, tokenizer, path)
-    return workdir.model_fingerprint(located), tokenizer.fingerprint
 
 
 class Reranking:
@@ -254,16 +213,8 @@ def _likelihoods(
                 yield document.content, queries[query]
 
     with strategy.here(), tqdm(desc=f"{name}: likelihoods", unit="pair") as bar:
-        likelihood = QueryLikelihood(
-            T5QueryGenerator.from_preset(path),
-            Preprocessor(
-                sources.vocabulary_file("", path),
-                own.prompt,
-                own.document_length,
-                own.query_length,
-            ),
-            own.batch_size,
-        )
+        model = T5QueryGenerator.from_preset(path)
+        likelihood = QueryLikelihood(model, batch_size=own.batch_size)
         for row, value in enumerate(likelihood.scores(pairs())):
             query, document = places[row]
             nats[query][document] = value

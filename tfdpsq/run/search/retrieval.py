@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.data import BeirDirectory
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.index import ROWS, KBest, search_chunks
@@ -83,7 +83,6 @@ class Retrievers:
         self._systems, self._queries, self._k = searched, queries, k
         self._vectors: dict[str, np.ndarray] = {}  # system -> [Q, D]
         self._makers: dict[str, str] = {}  # system -> fingerprint of document tower
-        self._tokenizer: Any = None
         self._model: tuple[str, retriever.TwoTower] | None = None
         self._embedder: tuple[str, retriever.Embedder] | None = None
 
@@ -111,18 +110,12 @@ class Retrievers:
     def _embed_queries(self) -> None:
         if self._makers:
             return
-        self._tokenizer = Tokenizer(self._systems.vocabulary)
         for name in self._systems.retrievers:
             model = self._loaded(name)
-            maker = encoder_fingerprint(model, self._tokenizer.fingerprint)
-            self._makers[name] = maker
+            self._makers[name] = encoder_fingerprint(model)
             with strategy.here():
                 self._vectors[name] = retriever.encode_texts(
-                    model,
-                    self._queries.values(),
-                    self._tokenizer,
-                    "query",
-                    self._systems.batch_size,
+                    model, self._queries.values(), "query", self._systems.batch_size
                 )
 
     def _embedded(
@@ -142,7 +135,7 @@ class Retrievers:
             model = self._loaded(one_tower[0])
             with strategy.here():
                 embedder = retriever.Embedder(
-                    model, self._tokenizer, "document", self._systems.batch_size
+                    model, "document", self._systems.batch_size
                 )
             self._embedder = one_tower[0], embedder
         texts = ((d.id, d.content) for d in documents())

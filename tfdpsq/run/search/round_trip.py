@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import Tokenizer
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.store import encoder_fingerprint
@@ -24,24 +23,6 @@ from tfdpsq.run.core import layout, sources
 BM25 = "bm25"
 
 Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
-
-
-def tokenizer_of(own: Any) -> Tokenizer:
-    """Returns the retriever's tokenizer; `own` is `round_trip` of `filter`.
-
-    Raises:
-      InputError: none was given, or not the one the retriever was trained with.
-    """
-    if not own.vocabulary:
-        raise validation.InputError(
-            f"round_trip.vocabulary is not set, and {own.retriever} needs the one "
-            "it was trained with. Give its SentencePiece file."
-        )
-    tokenizer = Tokenizer(own.vocabulary)
-    sources.require_vocabulary(
-        "round_trip.vocabulary", own.vocabulary, tokenizer, own.retriever
-    )
-    return tokenizer
 
 
 def comes_back(own: Any, corpus: str, batch_size: int, scratch: pathlib.Path) -> Test:
@@ -55,7 +36,6 @@ def comes_back(own: Any, corpus: str, batch_size: int, scratch: pathlib.Path) ->
       a row whose document is not in the corpus.
 
     Raises:
-      InputError: a vocabulary that is not the retriever's.
       DataError: a damaged corpus.
     """
     if own.retriever == BM25:
@@ -80,17 +60,16 @@ def _by_words(corpus: str, k: int) -> Test:
 
 def _by_vectors(own: Any, corpus: str, batch_size: int, scratch: pathlib.Path) -> Test:
     model = retriever.load(pathlib.Path(own.retriever) / layout.RETRIEVER_MODEL)
-    tokenizer = tokenizer_of(own)
-    embedder = retriever.Embedder(model, tokenizer, "document", batch_size)
+    embedder = retriever.Embedder(model, "document", batch_size)
     texts = ((d.id, d.content) for d in sources.open_beir(corpus).documents())
     with progress_bar("document") as bar:
         held = retriever.VectorStore.write(
             scratch / "documents",
-            encoder_fingerprint(model, tokenizer.fingerprint),
+            encoder_fingerprint(model),
             model.config.embedding_dim,
             embedder.chunks(texts, done=bar.update),
         )
-    embedder = retriever.Embedder(model, tokenizer, "query", batch_size)
+    embedder = retriever.Embedder(model, "query", batch_size)
 
     def test(rows: list[SyntheticQuery]) -> Iterable[bool]:
         wanted = {row.document_id for row in rows}

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import ml_collections
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import Tokenizer
 from tfdpsq.retriever import index
-from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.search import benchmark_sets
 
 BM25 = "bm25"
@@ -29,7 +28,6 @@ class Systems:
     Attributes:
       paths: name -> "bm25", the directory of a retriever, or, of those in `queries`,
         that of an adapter or "embeddings".
-      vocabulary: the SentencePiece file of all retrievers.
       index: one of INDEXES.
       batch_size: texts embedded at a time.
       dtype: of the encoders that embed them; see `layers.T5Backbone`.
@@ -39,7 +37,6 @@ class Systems:
     """
 
     paths: Mapping[str, str]
-    vocabulary: str
     index: str
     batch_size: int
     dtype: str
@@ -51,7 +48,6 @@ class Systems:
         """Returns the systems that a stage's settings name."""
         return cls(
             dict(config.systems),
-            config.vocabulary,
             config.index,
             config.batch_size,
             config.dtype,
@@ -97,45 +93,19 @@ class Systems:
         if self.index == TREE and self.retrievers:
             index.require_tree("index", count)
 
-    def require_vocabulary(self) -> dict[str, str]:
-        """Returns the fingerprint of the vocabulary, if a retriever needs one.
-
-        Raises:
-          InputError: a retriever that is missing, or was trained with another
-            vocabulary.
-          DataError: it is not a vocabulary.
-        """
-        if not self.retrievers:
-            return {}
+    def require_retrievers(self) -> None:
+        """Refuses the first system that holds no retriever."""
         for name, path in self.retrievers.items():
             if (pathlib.Path(path) / layout.ADAPTER_FILE).is_file():
                 raise validation.InputError(
                     f"systems.{name} is {path}, an adapter of embeddings, which are "
                     f"not given. Set query_embeddings.{name} and indexes.{name}."
                 )
-        if not self.vocabulary:
-            raise validation.InputError(
-                f"vocabulary is {self.vocabulary!r}, but system "
-                f"{min(self.retrievers)!r} needs one. Give the SentencePiece file that "
-                "it was trained with."
-            )
-        tokenizer = Tokenizer(self.vocabulary)
-        for name, path in self.retrievers.items():
             if not (pathlib.Path(path) / layout.RETRIEVER_MODEL).is_dir():
                 raise validation.InputError(
                     f"system {name!r} is {path}, which holds no retriever. Give what "
                     "train_retriever wrote."
                 )
-            sources.require_vocabulary(
-                "vocabulary",
-                self.vocabulary,
-                tokenizer,
-                path,
-                f"system {name!r} ({path})",
-                "; systems of several vocabularies need a run each",
-                unknown=True,
-            )
-        return {"vocabulary": tokenizer.fingerprint}
 
 
 def check_search(paths: Mapping[str, str], k: int, metrics: Sequence[str]) -> None:

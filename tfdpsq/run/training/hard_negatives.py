@@ -11,7 +11,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import Tokenizer, pairs
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.beir import open_unnamed
 from tfdpsq.data.io import sha256_of_file, write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import measures
@@ -221,7 +222,7 @@ class NegativeTable:
           DataError: a malformed run, or one that names a document the corpus lacks.
         """
         self._own = own
-        self._store = pairs.open_unnamed(_SCHEMA)
+        self._store = open_unnamed(_SCHEMA)
         self._add_answers(source)
         self._add_ranking(source)
         corpus = corpus_of(own.corpus, source.path)

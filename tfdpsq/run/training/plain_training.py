@@ -63,9 +63,11 @@ def train(
             query_length=config.query_length,
             document_length=config.document_length,
         )
-        held_out = np.linspace(
-            0, len(rows) - 1, min(config.validation_pairs, len(rows)), dtype=np.int64
-        )
+        count = min(len(rows) // 20, len(rows) - config.batch_size)
+        count = max(0, min(config.validation_pairs, count))
+        if source.private and config.strict:
+            count = 0  # nobody may see it
+        held_out = np.linspace(0, len(rows) - 1, count, dtype=np.int64)
         trained = np.setdiff1d(np.arange(len(rows)), held_out)
         callbacks: list[tf.keras.callbacks.Callback] = []
         if len(held_out):

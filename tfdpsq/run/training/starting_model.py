@@ -34,7 +34,7 @@ def load_generator(
     tuned = 0
     if config.init:
         model = T5QueryGenerator.from_preset(config.init, *options)
-        tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
+        tuned = checkpoints.open_checkpoint(config.init).soft_prompt
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
     acting.require_shape(config, T5, model.config)

@@ -19,12 +19,6 @@ OPTIMIZER_ACTING = (
     acting.Only(f"{_T5X}.epsilon2", f"{_T5X}.multiply_by_parameter_scale"),
 )
 WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
-# Of public pretraining: a T5 of another size than its `init`; 0 keeps it. See
-# `generator.resizing`.
-RESIZE: settings.Declaration = {
-    "num_layers": settings.Integer(0, 0, settings.LAYERS),
-    "intermediate_dim": settings.Integer(0, 0, settings.WIDTH),
-}
 
 
 def privacy_settings() -> dict[str, settings.Setting]:
