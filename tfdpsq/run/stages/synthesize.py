@@ -69,7 +69,7 @@ class Synthesize(runner.ShardedStage):
             0, ge=0, when={"documents": ("corpus",)}, help="evenly spread; 0 takes all"
         )
         samples_per_document: int = setting(1, ge=1)
-        query_length: int = setting(0, ge=0, help="tokens; 0 is the generator's")
+        max_length: int = setting(0, ge=0, help="tokens; 0 is the generator's")
         temperature: float = setting(1.0, ge=LEAST_TEMPERATURE, zero=True)
         top_k: int = setting(0, ge=0, when="temperature")
         top_p: float = setting(0.8, gt=0, le=1, when="temperature")
@@ -112,7 +112,7 @@ class Synthesize(runner.ShardedStage):
     def start(self, c: Context) -> shards.Make:
         """Loads the generator."""
         s, parts, rates = c.settings, c.parts, self._rates(c)
-        lengths = {"query_length": s.query_length} if s.query_length else {}
+        lengths = {"max_length": s.max_length} if s.max_length else {}
         with c.scope():
             model = T5QueryGenerator.from_preset(
                 c.given["generator"].path, s.dtype, **lengths

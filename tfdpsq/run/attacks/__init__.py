@@ -1,1 +1,0 @@
-"""Attacks on trained models: subjects, canaries and scores."""

@@ -1,1 +1,0 @@
-"""Shared by every command: command line, workdir, sources of pairs, progress."""

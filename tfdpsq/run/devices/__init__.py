@@ -1,1 +1,0 @@
-"""Devices that a stage trains on: strategies, workers, TPUs, preemption."""

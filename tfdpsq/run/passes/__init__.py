@@ -1,1 +1,0 @@
-"""Passes over a corpus: shards, their workers and their progress."""

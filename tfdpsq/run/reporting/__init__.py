@@ -1,1 +1,0 @@
-"""Reports on a job: their content and their page."""

@@ -1,1 +1,0 @@
-"""The paper's tables: rows, numbers, comparison and pages."""

@@ -1,1 +1,0 @@
-"""Searches of a corpus by the systems that are measured."""

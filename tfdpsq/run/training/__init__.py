@@ -1,1 +1,0 @@
-"""Training runs of the commands: private, plain and direct, and their settings."""
