@@ -187,7 +187,7 @@ _PAIRS = [
 ]
 
 
-def _fitted(vocabulary, pairs=_PAIRS, epochs=3, **options):
+def _fitted(vocabulary, pairs=_PAIRS, epochs=2, **options):
     model = _with_words(vocabulary, dropout=0.2)
     model.compile(tf.keras.optimizers.SGD(0.5), seed=5, **options)
     history = model.fit(model.preprocessor(pairs).batch(2), epochs=epochs, verbose=0)
@@ -200,7 +200,7 @@ def test_fit_takes_the_steps_of_a_naive_loop(vocabulary):
     naive = _with_words(vocabulary, dropout=0.2)
     arrays = naive.preprocessor.arrays(_PAIRS)
     expected, step = [], 0
-    for _ in range(3):
+    for _ in range(2):
         found = []
         for start in range(0, len(_PAIRS), 2):
             batch = {name: v[start : start + 2] for name, v in arrays.items()}

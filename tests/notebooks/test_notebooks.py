@@ -197,6 +197,7 @@ def test_the_page_runs_and_readme_has_its_code(run, monkeypatch, tmp_path):
     assert len(re.findall(r"NDCG@10 [01]\.\d{4}", printed)) == 3
 
 
+@pytest.mark.slow
 def test_first_notebook_runs(run):
     printed, directory = run("1_pairs")
     assert re.search(r"\d+ public documents", printed)
