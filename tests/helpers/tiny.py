@@ -8,8 +8,6 @@ import tempfile
 
 import numpy as np
 
-# The entries that every stage.json has.
-STAGE = {"config": {}, "inputs": {}, "fingerprint": "f", "run": "r"}
 # The sizes of a T5, but for its vocabulary; as flags of a command, too.
 SHAPE = {
     "num_layers": 1,
@@ -146,13 +144,6 @@ def _start(version, dropout, layers=1, vocabulary=320, further=(), **counts):
     return made, tuple(queries)
 
 
-def config(stage, changes=(), /, **settings):
-    """Returns a stage's default config with these settings, and `changes` over them."""
-    made = stage.default_config()
-    made.update({**settings, **dict(changes)})
-    return made
-
-
 def training(base, **options):
     """Settings of a stage that trains on what `write_start` wrote, and others."""
     return {
@@ -173,72 +164,15 @@ def add_answers(base):
         qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
 
 
-def train_retriever(directory, changes=(), /, **settings):
-    """Runs the stage; returns the retriever, and its certificate."""
-    from tfdpsq import privacy, retriever
-    from tfdpsq.run import train_retriever
-    from tfdpsq.run.core import layout
-
-    made = config(train_retriever, changes, **settings)
-    train_retriever.run(acting_only(train_retriever, made), directory)
-    model = retriever.load(directory / layout.RETRIEVER_MODEL)
-    return model, privacy.read_certificate(directory)
-
-
-def write_retriever(directory, base, **options):
-    """Writes a retriever for what is in `base`: untrained, unless `options` differ."""
-    from tfdpsq.run import train_retriever
-
-    made = config(
-        train_retriever,
-        options,
-        t5={**SHAPE, "vocabulary_size": 330},
-        pairs=str(base / "pairs"),
-        vocabulary=str(base / "spiece.model"),
-        document_length=24,
-        query_length=10,
-        embedding_dim=16,
-        steps=0,
-    )
-    train_retriever.run(made, directory)
-
-
 def write_private_generator(directory, public, epsilon):
     """Writes a generator as `finetune` does; its weights are those of a public one.
 
     For tests of what follows from its certificate.
     """
-    from helpers import plans
-    from tfdpsq.run.core import records
+    from helpers import framed
 
     shutil.copytree(public, directory)
-    plan = plans.plan(
-        epsilon=epsilon,
-        clip_norm=0.1,
-        num_units=60,
-        batch_size=8,
-        steps=1,
-        n_is_public=True,
-    )
-    certificate = plans.certificate(
-        plan, fingerprints={"pairs": "keyed:1"}, run_id=f"run of {epsilon}"
-    )
-    records.write_certificate(directory, certificate)
-
-
-def acting_only(stage, config):
-    """Puts what does nothing in this config, and would be refused, at its default."""
-    from tfdpsq.run.core import acting
-
-    idle = [rule for rule in stage.ACTING if not rule.holds(config)]
-    for name, default in acting.defaults(stage.SETTINGS):
-        if any(rule.covers(name) for rule in idle):
-            *path, last = name.split(".")
-            node = config
-            for part in path:
-                node = node[part]
-            node[last] = default
-    return config
+    framed.certify(directory, epsilon, f"run of {epsilon}")
 
 
 def write_set(path, rows, certificate=None, shards=1):
