@@ -166,7 +166,7 @@ def test_audit_says_what_the_model_says(base):
     assert 7 < found["epsilon_certified"] == epsilon <= 8
     assert found["unit"] == "query"
     for entry in found["canaries"]:
-        assert entry["units"] == entry["repetitions"] and entry["least_mean_rank"] == 1
+        assert entry["units"] == entry["repetitions"]
         assert entry["epsilon_pure"] <= epsilon
     assert set(found["one_run"]) == {"generator", "set_language_model", "set_nearest"}
     assert all(attack["epsilon"] <= epsilon for attack in found["one_run"].values())
@@ -203,19 +203,15 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
     texts = {"d3": "open a file", f"{canary_set.ID_PREFIX}0-1": "open 0123456789"}
     rows = ((query, document, "A text.") for document, query in texts.items())
     tiny.write_set(tmp_path / "set", rows)
-    settings = _settings(base, synthetic=str(tmp_path / "set"))
-    s = audit.Audit.Settings(**settings)
+    s = audit.Audit.Settings(**_settings(base, synthetic=str(tmp_path / "set")))
     place = Place.of(tmp_path / "private" / "audit")
     c = runner.Context(s, runner.open_inputs(s), place, None, {})
-    assert audit.load(c, []).queries == [("d3", "open a file")]
+    assert audit.Subject(c).queries == [("d3", "open a file")]
 
 
-def test_audit_is_a_recorded_private_read_which_strict_mode_refuses(base):
+def test_audit_is_a_recorded_private_read(base):
     listed = (base / "private" / "private_reads.jsonl").read_text()
     assert "canaries" in listed and "audit.json" in listed
-    with pytest.raises(InputError, match="strict mode refuses"):
-        _audit(base, "private/strict", strict=True)
-    assert not (base / "private" / "strict").exists()
 
 
 def test_models_of_canaries_are_not_for_release(base):
@@ -243,10 +239,8 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     ("options", "message"),
     [
         ({"generator": ""}, "generator is ''"),
-        ({"generator": "{base}/public"}, "no generator that finetune"),
+        ({"generator": "{base}/public"}, "finetune did not train from a T5"),
         ({"members": 1}, "members is 1"),
-        ({"other_splits": ("train",)}, "takes 2 of each"),
-        ({"guesses": ((0.9, 0.9),)}, "both in and out"),
         ({"synthetic": "{base}/pairs"}, "Give a set of queries"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -82,26 +81,26 @@ def set_scores(
 
 
 def members_of(
-    beir: BeirDirectory, split: str, other_splits: Sequence[str], most: int, seed: int
+    beir: BeirDirectory, split: str, most: int, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Draws training queries and held-out ones at random, without canaries.
+    """Draws queries of a split, and as many of the others, without canaries.
 
     Raises:
       InputError: fewer than 2 of each.
     """
     random = np.random.default_rng(seed)
-    trained = beir.pairs(split)
-    names = enumerate(trained.query_ids())
-    inside = [(trained, row) for row, name in names if not name.startswith(ID_PREFIX)]
-    there = [other for other in other_splits if other in beir.splits()]
-    tables = [beir.pairs(other) for other in there if other != split]
-    outside = [(table, row) for table in tables for row in range(len(table))]
+    tables = {each: beir.pairs(each) for each in beir.splits()}
+    inside, outside = [], []
+    for name, table in tables.items():
+        rows = inside if name == split else outside
+        for row, (query_id, _) in enumerate(table.ids()):
+            if not query_id.startswith(ID_PREFIX):
+                rows.append((table, row))
     count = min(most, len(inside), len(outside))
     if count < 2:
         raise InputError(
-            f"there are {len(inside)} training queries and {len(outside)} in splits "
-            f"{tuple(other_splits)}; a comparison takes 2 of each. Train on more, or "
-            "name other splits with queries that were not trained on."
+            f"split {split!r} has {len(inside)} queries and the others "
+            f"{len(outside)}; a comparison takes 2 of each. Give data with more."
         )
 
     def drawn(rows: list[Any]) -> list[Pair]:
@@ -109,37 +108,3 @@ def members_of(
         return [table[row] for table, row in chosen]
 
     return drawn(inside), drawn(outside)
-
-
-def guesses_of(guesses: Sequence[Any], coins: int) -> list[tuple[int, int]]:
-    """Returns how many canaries with a coin are guessed in, and out, by each pair.
-
-    Args:
-      guesses: pairs of shares to guess in and out, each in [0, 1].
-      coins: number of canaries with a coin; with 0, the shares alone are checked.
-
-    Raises:
-      InputError: no pair, or shares that give more guesses than there are.
-    """
-    if coins and not guesses:
-        raise InputError(
-            "guesses is empty, but there are canaries with a coin. Declare at least "
-            "one pair of shares to guess in and out, such as ((0.2, 0.2),)."
-        )
-    found = []
-    for pair in guesses:
-        real = isinstance(pair, tuple) and all(
-            isinstance(x, numbers.Real) for x in pair
-        )
-        if not real or len(pair) != 2 or min(pair) < 0 or sum(pair) > 1:
-            raise InputError(
-                f"guesses holds {pair!r}; nothing can be guessed both in and out. Give "
-                "pairs of shares that add up to at most 1."
-            )
-        found.append(tuple(max(1, round(share * coins)) for share in pair))
-        if coins and sum(found[-1]) > coins:
-            raise InputError(
-                f"guesses holds {pair}, which are {found[-1]} of the {coins} canaries "
-                "with a coin: one at least of each. Lower one of the shares."
-            )
-    return found

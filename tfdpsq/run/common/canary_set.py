@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from tfdpsq.data.io import atomic_write, read_objects, write_json
 from tfdpsq.run.frame.artefacts import MARK_FILE
 from tfdpsq.run.frame.places import Privacy
-from tfdpsq.validation import DataError
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"
@@ -30,18 +29,13 @@ class Canary:
 
     Attributes:
       form: one of FORMS.
-      repetitions: number of training queries that hold the secret; 1 or 0 for a canary
-        with a coin.
+      repetitions: training queries that hold the secret; of a coin 0 or 1.
       coin: whether a coin decided its presence.
-      prefix: words before the secret, or the whole query where the secret is in the
-        document; "" for form secret.
+      prefix: words before the secret, or the whole query of a form IN_DOCUMENT.
       secret: digits.
-      candidates: digits drawn from the same distribution, in no query or document;
-        empty for a canary with a coin.
-      document_id: of the document that it is paired with, or that the secret is
-        appended to.
-      document_characters: most characters of that document before the secret; 0 for
-        all of them, and where the secret is in the query.
+      candidates: digits drawn likewise, in no query or document; none with a coin.
+      document_id: of the document that it is paired with, or appended to.
+      document_characters: kept of that document before the secret; 0 for all.
     """
 
     form: str
@@ -65,12 +59,7 @@ class Canary:
         return f"{self.prefix} {self.secret if secret is None else secret}".strip()
 
     def document(self, content: str, secret: str | None = None) -> str:
-        """Returns the document that the query is paired with.
-
-        Args:
-          content: text of the document `document_id`.
-          secret: the candidate in the place of the secret.
-        """
+        """Returns the query's document; `content` is that of `document_id`."""
         if not self.in_document:
             return content
         kept = content[: self.document_characters or None].rstrip()
@@ -87,12 +76,5 @@ def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:
 
 def read_canaries(directory: str | os.PathLike) -> list[Canary]:
     """Reads what the stage `canaries` wrote; raises DataError for a damaged line."""
-    path, found = pathlib.Path(directory) / CANARIES_FILE, []
-    for line, _, fields in read_objects(path):
-        try:
-            candidates = tuple(fields.pop("candidates"))
-            found.append(Canary(candidates=candidates, **fields))
-        except (KeyError, TypeError) as error:
-            remedy = "Make the canaries again"
-            raise DataError(path, "is not a canary", remedy, line) from error
-    return found
+    lines = read_objects(pathlib.Path(directory) / CANARIES_FILE)
+    return [Canary(**{**x, "candidates": tuple(x["candidates"])}) for *_, x in lines]

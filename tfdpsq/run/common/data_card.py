@@ -1,11 +1,11 @@
 """The card of a synthetic set: what it is, its guarantee in words, and its limits.
 
-A card says only what the set's manifest holds, certificate included, and so may go
-where the set goes.
+A card says only what the set's manifest holds, so it may go where the set goes.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,6 @@ from typing import Any
 from tfdpsq.data.io import atomic_write
 from tfdpsq.data.sets import SCHEMA
 from tfdpsq.run.frame.places import Privacy
-from tfdpsq.run.report import certificates_in_words
 
 FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
@@ -25,30 +24,19 @@ _COLUMNS = {
     "document": "that document's title and text",
     "sample": "number of the query among those of its document, from 0",
 }
-_HOW_MADE = {
-    "generator": "Generator",
-    "corpus": "Corpus",
-    "documents": "Documents",
-    "samples_per_document": "Queries for each document",
-    "query_length": "Tokens of a query, at most",
-    "temperature": "Temperature",
-    "top_k": "Top-k",
-    "top_p": "Nucleus (top-p)",
-    "dtype": "Arithmetic",
-    "seed": "Seed, public",
-}
-_PATHS = ("generator", "corpus")
-_READS = "Private reads that ε does not cover"  # as `certificates_in_words` has them
+_HOW_MADE = (
+    *("generator", "corpus", "documents", "samples_per_document", "max_length"),
+    *("temperature", "top_k", "top_p", "dtype", "seed"),
+)
 _LIMITS = (
-    "A model wrote the queries; nobody read them. A query may be wrong, may not be "
-    "answered by its document, or may repeat the document's words.",
+    "A model or a program wrote the queries; nobody read them. A query may be wrong, "
+    "may not be answered by its document, or may equal one that somebody asked.",
     "A pair says that a query was written for a document, not that no other document "
     "answers it.",
     "What the generator learned from public text, its biases included, is in the "
-    "queries. The guarantee is about private queries, not about documents, which are "
-    "copied into the set as they are.",
-    "The set shows how those people asked on the whole: that is what it is for, and "
-    "no guarantee of this kind hides it.",
+    "queries. Documents are copied into the set as they are.",
+    "The set shows how people asked on the whole: that is what it is for, and no "
+    "guarantee of this kind hides it.",
 )
 
 
@@ -69,111 +57,69 @@ def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
     columns = [
         f"| `{name}` | {kind} | {_COLUMNS[name]} |" for name, kind in SCHEMA.items()
     ]
-    certificate = manifest.get("certificate") or {}
-    recomputed = (
-        "ε is computed from the training steps that were executed. `tfdpsq verify "
-        "DIRECTORY` computes it again from `certificate.json`, and `manifest.json` has "
-        "a SHA-256 of every file of the data."
-    )
+    not_covered = (manifest.get("certificate") or {}).get("not_covered", ())
     parts = [
         "# Synthetic queries for public documents",
         f"{manifest['count']:,} queries, each with the document that it was written "
-        f"for ({manifest.get('documents', 0):,} documents). A language model or a "
-        "program wrote every query; it may equal one that somebody asked. They are "
-        "made to train and to test search without the queries that people asked.",
+        f"for ({manifest.get('documents', 0):,} documents), to train and to test "
+        "search without the queries that people asked.",
         "\n".join(["| column | type | content |", "|---|---|---|", *columns]),
         f"```python\n{how_to_read}\n```",
         "## What is protected",
         *_protection(manifest),
         "## How it was made",
-        *_making(manifest),
-        "## How it was measured",
-        recomputed
-        if certificate
-        else "`manifest.json` has a SHA-256 of every file of the data.",
-        "Figures that need private queries, such as how well search does that was "
-        "trained on this set (`tfdpsq evaluate`), are not stated here: no ε covers "
-        "them. `tfdpsq overlap` measures how much of a text the set repeats.",
+        _listed(_making(manifest)),
         "## Limits",
-        _listed([*_LIMITS, *certificate.get("not_covered", ())]),
+        _listed([*_LIMITS, *not_covered]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _protection(manifest: Mapping[str, Any]) -> list[str]:
-    certificate = manifest.get("certificate")
-    private = manifest.get("guarantee") == Privacy.PRIVATE.word
-    reads = _private_reads(manifest)
-    if certificate is None:
-        if private:
-            said = "**Not for release**: private queries had a part in this set, and no"
-            return [f"{said} certificate covers it.", *_with_reads(reads)]
-        said = "No private query is known to have had a part in this set."
-        if reads:
-            said = "No private query's text is known to have had a part in this set, "
-            said += "and no ε covers it."
-        said += " Weights without a certificate count as public."
-        return [said, *_with_reads(reads)]
-    card = certificates_in_words.in_words([{"name": "", "certificate": certificate}])
-    (own,) = card["cards"]
-    shown = ("Protected", "Neighbouring data", "Mechanism", "Sampler", "Steps")
-    facts = [f"{name}: {own['particulars'][name]}" for name in shown]
-    found = own["particulars"].get(_READS, [])
-    found = [*(found if isinstance(found, list) else [found]), *reads]
-    facts.append(f"{_READS}: {'; '.join(found) or 'none'}")
-    mark = ["**Not for release**: the stage that made it says so."] if private else []
-    return [*mark, own["promise"], _listed(facts)]
-
-
-def _with_reads(reads: list[str]) -> list[str]:
-    return [_listed([f"{_READS}: {'; '.join(reads)}"])] if reads else []
+def _protection(manifest: Mapping[str, Any]) -> Iterator[str]:
+    certificate, stages = manifest.get("certificate"), [*_stages(manifest)]
+    reads = [read for stage in stages for read in stage.get("private_reads", ())]
+    if manifest.get("guarantee") == Privacy.PRIVATE.word:
+        yield "**Not for release**: no finite ε covers all of it."
+    elif certificate is None:
+        part = "No private query's text" if reads else "No private query"
+        yield f"{part} is known to have had a part in this set."
+    else:
+        of, steps = certificate["guarantee"], certificate["accounting"]
+        epsilon = math.ceil(1000 * of["epsilon"]) / 1000
+        reads = [*certificate["private_reads"], *reads]
+        yield (
+            f"ε = {epsilon:g}, δ = {of['delta']}. Protected is {of['unit_in_words']}; "
+            f"neighbouring data: {of['adjacency']}. No outcome is more than e^ε times "
+            "as likely with it as without, except for a probability of δ: by the "
+            f"{certificate['mechanism']['name']}, in {steps['steps_executed']} steps. "
+            "`tfdpsq verify DIRECTORY` computes this again from `certificate.json`."
+        )
+    for read in reads:
+        yield f"A private read that ε does not cover: {': '.join(read.values())}."
 
 
 def _stages(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the provenance of a set and of those that it was filtered from."""
     provenance = manifest.get("provenance")
-    while isinstance(provenance, Mapping):
+    while provenance:
         yield provenance
         provenance = provenance.get("of")
 
 
-def _private_reads(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns what the set's own stages read of private data."""
-    reads = [r for stage in _stages(manifest) for r in stage.get("private_reads", ())]
-    return list(dict.fromkeys(": ".join(map(str, read.values())) for read in reads))
-
-
-def _making(manifest: Mapping[str, Any]) -> list[str]:
-    """Describes the settings that the set's provenance holds, of every stage."""
-    first, *others = reversed([*_stages(manifest)] or [{}])
-    found, config = [], first.get("config", {})
+def _making(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the settings of the set's first stage, and what followed."""
+    first, *filtered = reversed([*_stages(manifest)] or [{}])
     if "made_from" in first:
-        found.append(f"Made from {first['made_from']}.")
-    found += ["Queries were left out afterwards (`tfdpsq filter`)."] * len(others)
-    lines = [
-        # Of a path its last name: where it was kept is nobody's business.
-        f"{label}: {str(config[name]).rstrip('/').rpartition('/')[2]!r}"
-        if name in _PATHS
-        else f"{label}: {config[name]!r}"
-        for name, label in _HOW_MADE.items()
-        if name in config and (name != "query_length" or config[name])
-    ]
-    if "generator" in config:
-        said = (
-            "A T5 that had been trained to write a query for a document read each "
-            "document and wrote (`tfdpsq synthesize`). It read the text of no private "
-            "query then, so the number of queries for each document does not weaken "
-            "the guarantee."
-        )
-        if _private_reads(manifest):
-            said += " For which documents it wrote was a private read, which is stated "
-            said += "above."
-        found += [said, _listed(lines)]
-    left_out = manifest.get("empty_queries_left_out", 0)
-    if left_out:
-        found.append(f"{left_out:,} empty queries were left out.")
-    return found or ["Its manifest does not say how it was made."]
+        yield f"made from {first['made_from']}"
+    for name in _HOW_MADE:
+        if name in first.get("config", {}):
+            # Of a path its last name: where it was kept is nobody's business.
+            value = str(first["config"][name]).rstrip("/").rpartition("/")[2]
+            yield f"{name.replace('_', ' ')}: {value}"
+    yield f"empty queries left out: {manifest.get('empty_queries_left_out', 0):,}"
+    if filtered:
+        yield "queries were left out afterwards (`tfdpsq filter`)"
 
 
-def _listed(lines: list[str]) -> str:
+def _listed(lines: Any) -> str:
     return "\n".join(f"- {line}" for line in lines)

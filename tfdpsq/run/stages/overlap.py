@@ -4,31 +4,28 @@ r"""Measure how much of the data occurs in a corpus used for pretraining.
         --config.data=BEIR --config.corpus='("TEXTS",)'
 
 Draws queries and documents several times, and searches for all of them while it streams
-the corpus once (paper, §5.2.3; `evaluation.overlap` has the definitions). Writes
-`overlap.json`, shares with intervals, and `matches.jsonl`, examples.
+the corpus once (paper, §5.2.3; `evaluation.overlap` says what "equal" and "contained"
+are). Writes `overlap.json`, shares with Clopper-Pearson intervals, and `matches.jsonl`,
+examples.
 
 The results for queries are computed from private ones and covered by no ε, and the
 examples are private queries. Documents are drawn from the whole corpus, whichever have
 queries, so their results are public.
-
-The corpus's parts (files, or shards of a TFDS split) are dealt into `shards`. The
-result does not depend on the division.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tqdm
 
-from tfdpsq import evaluation, words
+from tfdpsq import evaluation
 from tfdpsq.data.io import atomic_write, write_json
-from tfdpsq.run.common.text_corpus import CorpusPart, Texts, corpus_parts
+from tfdpsq.run.common.text_corpus import Texts, read_texts
 from tfdpsq.run.frame import runner, settings, shards
 from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.places import Privacy
@@ -39,28 +36,8 @@ from tfdpsq.validation import InputError
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
 QUERIES, DOCUMENTS = _KINDS = ("queries", "documents")
-RULES = {
-    "equal": "a record of the corpus has the same words and no others",
-    "contained": "a record has all its words in a row",
-    "interval": "Clopper-Pearson, of all draws together",
-}
 _EXTENSION = "npz"
 _SHOWN_CHARACTERS = 500
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sample:
-    """A sample of one kind of text.
-
-    Attributes:
-      population: number of texts it is drawn from.
-      draws: indices into `rows`, per draw.
-      rows: (id, text) of the texts drawn, each once.
-    """
-
-    population: int
-    draws: list[np.ndarray]
-    rows: list[tuple[str, str]]
 
 
 class Overlap(runner.ShardedStage):
@@ -81,12 +58,10 @@ class Overlap(runner.ShardedStage):
         field: str = setting("text", help="column of a table that holds the text")
         draws: int = setting(3, ge=1, le=10_000)
         draw_size: int = setting(10_000, ge=1)
-        confidence: float = setting(0.95, gt=0, lt=1)
         examples: int = setting(5, ge=0, help="of each kind of match")
         seed: int = setting(0, ge=0, le=settings.SEED)
-        strict: bool = setting(False, help="refuse reads that no ε covers")
         shards: int = setting(
-            64, ge=1, le=100_000, speed=True, help="at most; each has at least a part"
+            64, ge=1, le=100_000, speed=True, help="at most; each has at least a file"
         )
 
     def check(self, s: Settings, given: Given) -> None:
@@ -101,10 +76,9 @@ class Overlap(runner.ShardedStage):
 
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
         """Which private queries are public texts."""
-        if QUERIES not in s.texts:
-            return []
         read = f"which queries of split {s.split!r} occur in a public corpus"
-        return [(read, f"{OVERLAP_FILE} and {MATCHES_FILE}")]
+        where = f"{OVERLAP_FILE} and {MATCHES_FILE}"
+        return [(read, where)] if QUERIES in s.texts else []
 
     def also(self, c: Context) -> dict[str, str]:
         """The queries are an input, too."""
@@ -113,22 +87,22 @@ class Overlap(runner.ShardedStage):
         pairs = Pairs.open(c.given["data"].path, "data")
         return {"queries": pairs.fingerprint(c.place.private)}
 
-    def parts(self, c: Context) -> list[list[CorpusPart]]:
+    def parts(self, c: Context) -> list[list[str]]:
         """Deals the corpus's parts into shards."""
-        parts = corpus_parts([each.path for each in c.given["corpus"]])
+        parts = [part for corpus in c.given["corpus"] for part in corpus.parts()]
         count = min(c.settings.shards, len(parts))
         cuts = [len(parts) * n // count for n in range(count + 1)]
         return [parts[a:b] for a, b in zip(cuts, cuts[1:])]
 
     def start(self, c: Context) -> shards.Make:
         """Draws the sample."""
-        samples = _samples(c)
+        texts = [text for _, rows in _samples(c).values() for _, text in rows]
 
         def make(index: int, out: shards.ShardWriter) -> None:
-            scan = _scan(samples)
+            scan = evaluation.OverlapScan(texts)
             for part in c.parts[index]:
-                records = part.records(c.settings.field)
-                scan.scan(tqdm.tqdm(records, part.name, unit="record", leave=False))
+                found = read_texts(part, c.settings.field)
+                scan.scan(tqdm.tqdm(found, part, unit="record", leave=False))
             with open(out.path(_EXTENSION), "wb") as file:
                 np.savez(file, **scan.state())
             out.count = scan.records
@@ -137,107 +111,67 @@ class Overlap(runner.ShardedStage):
 
     def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
         """Writes shares and examples."""
-        s, samples = c.settings, _samples(c)
-        parts = [part.name for shard in c.parts for part in shard]
-        scan = _scan(samples)
+        samples = _samples(c)
+        scan = evaluation.OverlapScan(
+            [text for _, rows in samples.values() for _, text in rows]
+        )
         for file in made.paths(_EXTENSION):
             scan.merge(np.load(file))
-        if not scan.records:
-            raise InputError(
-                f"corpus is {s.corpus}: its {len(parts)} parts hold no record. Give "
-                "the files that hold its texts."
-            )
-        overlap = scan.result()
-        found: dict[str, Any] = {
-            "split": s.split,
-            "rules": RULES,
-            "words": words.RULES,
-            "corpus": {
-                "given": list(s.corpus),
-                "parts": len(parts),
-                "records": overlap.records,
-                "bytes": overlap.corpus_bytes,
-            },
-        }
+        overlap, parts = scan.result(), [part for shard in c.parts for part in shard]
+        if not overlap.records:
+            raise InputError(f"corpus is {c.settings.corpus}, which holds no text.")
+        sizes = {"records": overlap.records, "bytes": overlap.corpus_bytes}
+        found: dict[str, Any] = {"corpus": {"parts": len(parts), **sizes}}
         examples: list[dict[str, Any]] = []
         first = 0
-        for kind, sample in samples.items():
-            here = slice(first, first := first + len(sample.rows))
-            found[kind] = _summary(sample, overlap, here, s)
-            examples += _examples(kind, sample, overlap, here, parts, s.examples)
+        for kind, (draws, rows) in samples.items():
+            here = slice(first, first := first + len(rows))
+            equal, contained = overlap.equal[here], overlap.contained[here]
+            found[kind] = {
+                "draw_size": len(draws[0]),
+                "distinct_drawn": len(rows),
+                "equal": evaluation.share_in_draws([equal[each] for each in draws]),
+                "contained": evaluation.share_in_draws(
+                    [contained[each] for each in draws]
+                ),
+            }
+            for match, flags in (("equal", equal), ("contained", contained & ~equal)):
+                for row in np.flatnonzero(flags)[: c.settings.examples]:
+                    part, record = overlap.place[here][row].tolist()
+                    example = {"of": kind, "match": match, "id": rows[row][0]}
+                    example["text"] = rows[row][1][:_SHOWN_CHARACTERS]
+                    place = {"corpus_part": parts[part], "record_from_0": record}
+                    examples.append({**example, **place})
         write_json(c.out / OVERLAP_FILE, found)
-        lines = (json.dumps(example, sort_keys=True) + "\n" for example in examples)
+        lines = (json.dumps(example) + "\n" for example in examples)
         atomic_write(c.out / MATCHES_FILE, "".join(lines))
         return {kind: found[kind]["contained"]["share"] for kind in samples}
 
 
-def _samples(c: Context) -> dict[str, _Sample]:
-    """Draws texts of each kind."""
+def _samples(
+    c: Context,
+) -> dict[str, tuple[Sequence[np.ndarray], Sequence[tuple[str, str]]]]:
+    """Draws texts of each kind.
+
+    Returns:
+      Kind -> the draws, each indices into rows; and the rows drawn, (id, text).
+    """
     s, beir, found = c.settings, c.given["data"].beir(), {}
-    draw = functools.partial(_drawn, s.draw_size, s.draws, s.seed)
+    judged = beir.qrels(s.split) if QUERIES in s.texts else {}
+
+    def read(kind: str) -> Iterator[tuple[str, str]]:
+        if kind == DOCUMENTS:
+            return ((document.id, document.content) for document in beir.documents())
+        return (query for query in beir.read_queries() if query[0] in judged)
+
     for kind in s.texts:
-        if kind == QUERIES:
-            found[kind] = draw(*beir.judged_queries(s.split))
-        else:
-            total = sum(1 for _ in beir.documents())
-            found[kind] = draw(total, ((d.id, d.content) for d in beir.documents()))
+        total = sum(1 for _ in read(kind))
+        draws = evaluation.draw_samples(total, s.draw_size, s.draws, s.seed)
+        wanted = np.unique(np.concatenate(draws))
+        kept = set(wanted.tolist())
+        rows = [row for number, row in enumerate(read(kind)) if number in kept]
+        found[kind] = [np.searchsorted(wanted, each) for each in draws], rows
     return found
-
-
-def _drawn(
-    size: int, draws: int, seed: int, total: int, rows: Iterator[tuple[str, str]]
-) -> _Sample:
-    drawn = evaluation.draw_samples(total, size, draws, seed)
-    wanted = np.unique(np.concatenate(drawn))
-    kept = set(wanted.tolist())
-    chosen = [row for number, row in enumerate(rows) if number in kept]
-    return _Sample(total, [np.searchsorted(wanted, each) for each in drawn], chosen)
-
-
-def _scan(samples: Mapping[str, _Sample]) -> evaluation.OverlapScan:
-    return evaluation.OverlapScan(
-        [text for sample in samples.values() for _, text in sample.rows]
-    )
-
-
-def _summary(
-    sample: _Sample, overlap: evaluation.Overlap, here: slice, s: Any
-) -> dict[str, Any]:
-    """Returns the shares of one kind of text, which `here` has in the scan."""
-    summary: dict[str, Any] = {
-        "population": sample.population,
-        "draw_size": len(sample.draws[0]),
-        "seeds": [[s.seed, number] for number in range(len(sample.draws))],
-        "distinct_drawn": len(sample.rows),
-    }
-    for name in ("equal", "contained"):
-        flags = getattr(overlap, name)[here]
-        in_draws = [flags[numbers] for numbers in sample.draws]
-        summary[name] = evaluation.share_in_draws(in_draws, s.confidence)
-    return summary
-
-
-def _examples(
-    kind: str,
-    sample: _Sample,
-    overlap: evaluation.Overlap,
-    here: slice,
-    parts: Sequence[str],
-    most: int,
-) -> Iterator[dict[str, Any]]:
-    """Yields some texts of each kind of match, each under its strongest kind."""
-    sorts = {"equal": overlap.equal, "contained": overlap.contained & ~overlap.equal}
-    for name, flags in sorts.items():
-        for row in np.flatnonzero(flags[here])[:most]:
-            part, record = overlap.place[here][row].tolist()
-            yield {
-                "of": kind,
-                "id": sample.rows[row][0],
-                "match": name,
-                "corpus_part": parts[part],
-                "record_from_0": record,
-                "text": sample.rows[row][1][:_SHOWN_CHARACTERS],
-            }
 
 
 STAGE = Overlap()

@@ -163,7 +163,7 @@ class Pipeline(Job):
         canaries: Any = nested(canaries.STAGE.Settings, filled=("data", "user_field"))
         audit: Any = nested(
             audit.STAGE.Settings,
-            filled=("canaries", "generator", "synthetic", "seed", "strict"),
+            filled=("canaries", "generator", "synthetic", "seed"),
         )
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:

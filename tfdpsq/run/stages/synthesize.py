@@ -20,7 +20,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthetic
-from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
@@ -112,16 +111,8 @@ class Synthesize(runner.ShardedStage):
     def start(self, c: Context) -> shards.Make:
         """Loads the generator."""
         s, parts, rates = c.settings, c.parts, self._rates(c)
-        lengths = {"max_length": s.max_length} if s.max_length else {}
         with c.scope():
-            model = T5QueryGenerator.from_preset(
-                c.given["generator"].path, s.dtype, **lengths
-            )
-        if model.preprocessor is None:
-            raise InputError(
-                f"generator is {s.generator}, which has no {VOCABULARY_FILE}. Add it."
-            )
-        model.preprocessor.tokenizer.require_embeddings(model.config.vocabulary_size)
+            model = T5QueryGenerator.from_preset(c.given["generator"].path, s.dtype)
         each = s.samples_per_document if rates is None else rates.queries / parts.taken
 
         def make(index: int, out: shards.ShardWriter) -> None:
@@ -139,6 +130,7 @@ class Synthesize(runner.ShardedStage):
                         read if rates is None else rates.of(read),
                         first=first,
                         sampler=sampler_of(s.temperature, s.top_k, s.top_p),
+                        max_length=s.max_length or None,
                         seed=s.seed,
                         samples=s.samples_per_document,
                         batch_size=s.batch_size,
@@ -174,9 +166,8 @@ class Synthesize(runner.ShardedStage):
         """Returns the ids of the documents to write for; `None` for all."""
         if c.settings.documents == "corpus":
             return None
-        qrels = c.given["corpus"].beir().qrels(c.settings.split)
-        judged = (row.items() for row in qrels.values())
-        return frozenset(name for row in judged for name, score in row if score > 0)
+        judged = c.given["corpus"].beir().positives(c.settings.split)
+        return frozenset(row.document_id for row in judged)
 
     def _rates(self, c: Context) -> documents.Rates | None:
         """Returns how many queries a document gets by the histogram."""
