@@ -141,7 +141,8 @@ def _sequence_forms(value):
     assert len(value) >= 4, "short lists occur by chance"
     found = {}
     for kind in ("<i4", ">i4", "<i8", ">i8"):
-        raw = np.array(value[:4], kind).tobytes()
+        # Of zeros, every file is full.
+        raw = np.array(value[:4], kind).tobytes().lstrip(b"\0")
         found.update(_encoded(raw, f"{kind} array"))
     for separator in (", ", ",", " ", "\t", "\n", "\r\n", ";"):
         text = separator.join(map(str, value[:5]))

@@ -219,7 +219,7 @@ def test_models_of_canaries_are_not_for_release(base):
     data = str(base / "private" / "canaries" / "data")
     for stage in (FINETUNE, TRAIN_RETRIEVER):
         with pytest.raises(InputError, match="under release/, but what .* private"):
-            given = {"pairs": data, "init": str(base / "public")}
+            given = {"pairs": data, "init": str(base / "public"), "n_is_public": True}
             framed.run(stage, base / "release" / "model", **given)
     with pytest.raises(InputError, match="private"):
         _audit(base, "release/audit")

@@ -27,7 +27,7 @@ def require_whole(
 ) -> None:
     """Refuses lengths with which training would cut off a canary's secret.
 
-    The secret ends its query, or its document: `documents` maps ids to contents.
+    `documents` maps ids to contents.
     """
     encode = preprocessor.tokenizer.encode
     for canary in made:
@@ -40,10 +40,9 @@ def require_whole(
         # One more token shows what would be cut.
         if encode([text], most + 1)[1][0] > most:
             raise InputError(
-                f"the canary of document {canary.document_id!r} has more than {name} = "
-                f"{most} tokens, so that the secret at its end is never trained on. "
-                f"Lower document_characters or query_characters of the canaries, or "
-                f"train a generator with a larger {name}."
+                f"a canary has more than {name} = {most} tokens, and the secret at its "
+                "end is not trained on. Lower document_characters or query_characters "
+                f"of the canaries, or train a generator with a larger {name}."
             )
 
 

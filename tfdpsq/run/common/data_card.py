@@ -12,18 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdpsq.data.io import atomic_write
-from tfdpsq.data.sets import SCHEMA
 from tfdpsq.run.frame.places import Privacy
 
 FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
-_COLUMNS = {
-    "query_id": "`genQ0`, `genQ1`, …: unique in the set",
-    "query": "the text that the model wrote",
-    "document_id": "id of the document it was written for",
-    "document": "that document's title and text",
-    "sample": "number of the query among those of its document, from 0",
-}
 _HOW_MADE = (
     *("generator", "corpus", "documents", "samples_per_document", "max_length"),
     *("temperature", "top_k", "top_p", "dtype", "seed"),
@@ -54,16 +46,13 @@ def write(
 
 def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
     """Returns the card in Markdown; see `write`."""
-    columns = [
-        f"| `{name}` | {kind} | {_COLUMNS[name]} |" for name, kind in SCHEMA.items()
-    ]
     not_covered = (manifest.get("certificate") or {}).get("not_covered", ())
     parts = [
         "# Synthetic queries for public documents",
         f"{manifest['count']:,} queries, each with the document that it was written "
         f"for ({manifest.get('documents', 0):,} documents), to train and to test "
-        "search without the queries that people asked.",
-        "\n".join(["| column | type | content |", "|---|---|---|", *columns]),
+        "search without the queries that people asked. `sample` numbers the queries of "
+        "a document.",
         f"```python\n{how_to_read}\n```",
         "## What is protected",
         *_protection(manifest),

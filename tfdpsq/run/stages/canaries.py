@@ -7,29 +7,20 @@ Writes `data/`, a BEIR directory with the private pairs and *canaries* (Carlini 
 as on any pairs, then run `audit`.
 
 A canary's secret is a number of random digits. By default it is in the **query**,
-which is what is protected; a secret in a public document could be copied by a model
-that learnt nothing. The forms, each as (query, document):
+which is what is protected; a model that learnt nothing could copy it from a document.
+The forms, the paper's last, each as (query, document):
 
-    secret           the secret alone, a random document
-    own_document     words of a random query and the secret, that query's document
-    random_document  words of a random query and the secret, another document
-
-The paper's three forms, for comparison with its figures:
-
+    secret                 the secret alone, a random document
+    own_document           words of a random query and the secret, that query's document
+    random_document        words of a random query and the secret, another document
     paper_query            a random query and the secret, that query's document
     paper_own_document     a random query, its document and the secret
     paper_random_document  a random query, another document and the secret
 
-In the last two the secret ends a document of its own (id "canary-…"); audits read only
-queries for the documents of the given data, which lack it. Further canaries of the form
-random_document are inserted once or not at all, by a fair coin each, for a lower bound
-on ε.
-
-A secret in r queries is r units of a guarantee for queries, see `audit`. One for
-**users** covers the secret: all queries of a canary belong to one user, who has no
-other query. In data without users, every other query gets its own.
-
-Everything made of canaries is for auditing only, and stays under `private/`.
+In the last two the secret ends a document of its own, "canary-…". Further canaries of
+the form random_document are inserted once or not at all, by a fair coin each, for a
+lower bound on ε. All queries of a canary belong to one user, who has no other query; in
+data without users, every other query gets its own.
 """
 
 from __future__ import annotations
@@ -108,10 +99,8 @@ class InsertCanaries(Stage):
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
-        """Those of `Pairs`, and what an audit asks."""
-        candidates = s.candidates if s.trials else 0
-        asked = {"split": s.split, "coins": s.coins, "candidates": candidates}
-        return {"raw": True, "canaries": True, **asked}
+        """Those of `Pairs`."""
+        return {"raw": True, "canaries": True}
 
     def run(self, c: Context) -> dict[str, Any]:
         """Raises InputError for fewer documents than canaries."""

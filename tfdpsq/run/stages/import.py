@@ -141,9 +141,8 @@ class Import(Stage):
         for name, table in given.each():
             if table.facts["made"]:
                 raise InputError(
-                    f"{name} is {table.path}, but {table.facts['made']} was made by "
-                    "tfdpsq, perhaps from private queries that imported pairs would "
-                    "not count. Give the log as it was collected."
+                    f"{name} has {table.facts['made']}, which tfdpsq made, perhaps "
+                    "from other private queries. Give the log as it was collected."
                 )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
@@ -201,9 +200,8 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
     if not corpus and not s.log_documents_are_public:
         raise InputError(
             "the corpus would be the documents of this log, which tell what people "
-            "looked for; documents are public to every stage. Give the documents as a "
-            "table of their own with corpus.path, or set "
-            "log_documents_are_public=True if everybody may know this list."
+            "looked for, and are public to every stage. Give a table of documents with "
+            "corpus.path, or set log_documents_are_public=True if they are."
         )
     logs = {
         name: tables.Table(log, columns, s.header)
