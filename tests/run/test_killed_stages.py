@@ -76,7 +76,7 @@ def _commands(base):
     del adapter["save_every"]
     yield release / "adapter", "train_adapter", adapter
     yield release / "reranker", "rerank", {"generator": release / "generator"}
-    converted = {"input": release / "generator", "format": "keras_nlp"}
+    converted = {"input": release / "generator", "format": "keras"}
     yield release / "converted", "convert", converted
     yield private / "evaluation", "evaluate", {"data": pairs, "resamples": 50}
     made = {"data": pairs, "trials": 1, "repetitions": "(2,)", "candidates": 20}

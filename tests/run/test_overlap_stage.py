@@ -7,9 +7,7 @@ import pytest
 from helpers import framed
 from helpers import tiny as _tiny
 
-from tfdpsq.data import BeirDirectory, sets
-from tfdpsq.data.tfds_builder import BeirDirectoryBuilder
-from tfdpsq.run.frame import records
+from tfdpsq.data import BeirDirectory
 from tfdpsq.run.stages import overlap
 from tfdpsq.validation import DataError, InputError
 
@@ -67,16 +65,12 @@ def test_shares_and_examples_are_those_of_what_was_planted(base):
     assert contained["record_from_0"] == 2
 
 
-def test_looking_for_queries_is_a_recorded_read_and_for_documents_none(base):
-    found, matches, stage = _run(base, "documents", texts=("documents",))
-    assert stage["guarantee"] == "public"
-    assert "queries" not in found and {m["of"] for m in matches} == {"documents"}
-    assert not (base / "private" / "private_reads.jsonl").exists()
+def test_overlap_is_private_and_a_recorded_read(base):
+    with pytest.raises(InputError, match="release/, but what overlap makes here"):
+        _run(base, "release/overlap")
     _run(base)
-    (entry,) = map(
-        json.loads, (base / "private" / "private_reads.jsonl").read_text().splitlines()
-    )
-    assert "queries of split 'train'" in entry["what"]
+    (entry,) = framed.reads(base / "private")
+    assert "queries of split 'train'" in entry
 
 
 def test_shards_of_another_corpus_are_not_taken_up(base):
@@ -103,48 +97,10 @@ def test_shards_of_another_corpus_are_not_taken_up(base):
 def test_a_corpus_without_text_is_refused(base):
     (base / "empty.txt").write_text("\n")
     for corpus, message in (
-        ("/no/such.txt", "/no/such.txt"),
-        ("empty", "which holds no text"),
+        (("/no/such.txt",), "/no/such.txt"),
+        ((str(base / "empty.txt"),), "which holds no text"),
+        ((), "one text corpus or more"),
     ):
-        path = str(base / "empty.txt") if corpus == "empty" else corpus
         with pytest.raises(InputError, match=message):
-            _run(base, corpus=(path,))
+            _run(base, corpus=corpus)
     assert not (base / "private" / "overlap").exists()
-
-
-def test_private_queries_and_synthetic_sets_are_no_public_corpus(base):
-    """It was told, under release/, which documents occur in private queries."""
-    copy, pairs = base / "copy", base / "pairs"
-    copy.mkdir()
-    (copy / sets.PART_FILE).write_text("{}")
-    _write(copy / "texts.txt", ["synthetic queries"])
-    builder = BeirDirectoryBuilder(path=str(pairs), data_dir=str(base / "tfds"))
-    builder.download_and_prepare()
-    tfds = f"tfds:{builder.data_path}#train"
-    for corpus in (pairs, copy / "texts.txt", tfds):
-        options = {"texts": ("documents",), "corpus": (str(corpus),), "field": "query"}
-        with pytest.raises(InputError, match="release/, but what overlap makes here"):
-            _run(base, "release/overlap", **options)
-    assert not (base / "release").exists()
-    _run(base, "release/overlap", texts=("documents",))
-
-
-@pytest.mark.parametrize(
-    ("path", "public"),
-    [
-        ("work/private/report.txt", False),  # of a job: shows private queries
-        ("work/private/logs/generator/log.txt", False),
-        ("away/docs.txt", True),
-        ("private/docs.txt", True),  # a folder of somebody else
-    ],
-)
-def test_private_files_of_a_job_are_no_public_text(base, path, public):
-    for each in (f"work/private/{records.KEY_FILE}", path):
-        (base / each).parent.mkdir(parents=True, exist_ok=True)
-        (base / each).write_text("who sorts a list\n")
-    options = {"texts": ("documents",), "corpus": (str(base / path),)}
-    if public:
-        _run(base, "release/overlap", **options)
-        return
-    with pytest.raises(InputError, match="no epsilon covers it"):
-        _run(base, "release/overlap", **options)

@@ -16,10 +16,7 @@ _LINES = (".txt", ".text")
 
 
 class Table(Artefact):
-    """A log, or a table that it refers to: raw, so private.
-
-    The fact "made" is a file that a stage made, or that is part of a set; "" for none.
-    """
+    """A table; the fact "made" is a file in it that tfdpsq made, or ""."""
 
     wanted = (
         "a file, a directory or a pattern of files, tfds:NAME#SPLIT or ir_datasets:NAME"
@@ -44,28 +41,14 @@ class Table(Artefact):
 
 
 class Texts(Table):
-    """A corpus of any size: lines of `.txt` files, or a column of a table.
-
-    It is public, unless a stage made it or it holds raw pairs.
-    """
+    """A corpus of any size: lines of `.txt` files, or a column of a table."""
 
     ends = _LINES
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        private = any(
-            _is_made(file)
-            or artefacts.class_stated(file) > Privacy.PUBLIC
-            or pathlib.PurePath(file).name.startswith("queries.jsonl")
-            for file in cls._files(path)
-        )
-        return cls(path, Privacy.PRIVATE if private else Privacy.PUBLIC)
 
     def parts(self) -> list[str]:
         """Returns what is read in one go: files, or shards of a TFDS split by name."""
         if not self.path.startswith(tables.TFDS):
-            return self._files(self.path)
+            return tables.files_of(self.path, self.ends)
         builder, split = tables.tfds_split(self.path)
         splits, place = [split], os.fspath(builder.data_path)
         if split in builder.info.splits:
@@ -75,8 +58,7 @@ class Texts(Table):
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns a digest of names, sizes and times: reading it would take hours."""
-        files = self._files(self.path)
-        about = [(each, os.stat(each)) for each in files]
+        about = [(each, os.stat(each)) for each in self._files(self.path)]
         seen = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in about]
         return records.digest([self.path, seen])
 

@@ -6,18 +6,14 @@ r"""Measure how much of the data occurs in a corpus used for pretraining.
 Draws queries and documents several times, and searches for all of them while it streams
 the corpus once (paper, §5.2.3; `evaluation.overlap` says what "equal" and "contained"
 are). Writes `overlap.json`, shares with Clopper-Pearson intervals, and `matches.jsonl`,
-examples.
-
-The results for queries are computed from private ones and covered by no ε, and the
-examples are private queries. Documents are drawn from the whole corpus, whichever have
-queries, so their results are public.
+examples, which are private queries.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,21 +23,20 @@ from tfdpsq import evaluation
 from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.run.common.text_corpus import Texts, read_texts
 from tfdpsq.run.frame import runner, settings, shards
-from tfdpsq.run.frame.artefacts import Corpus, Pairs
+from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
-from tfdpsq.run.frame.settings import Rule, path, setting
+from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
-QUERIES, DOCUMENTS = _KINDS = ("queries", "documents")
 _EXTENSION = "npz"
 _SHOWN_CHARACTERS = 500
 
 
 class Overlap(runner.ShardedStage):
-    """Searches for a sample of texts in a corpus."""
+    """Searches for a sample of queries and of documents in a corpus."""
 
     name = "overlap"
 
@@ -49,10 +44,7 @@ class Overlap(runner.ShardedStage):
     class Settings(settings.Settings):
         """Settings of `overlap`."""
 
-        data: str = path(Corpus, "pydocs")
-        texts: tuple[str, ...] = setting(
-            _KINDS, of=Rule(choices=_KINDS), help="what to search for"
-        )
+        data: str = path(Pairs, "pydocs")
         split: str = setting("train", help="of the queries")
         corpus: tuple[str, ...] = path(Texts, ())
         field: str = setting("text", help="column of a table that holds the text")
@@ -65,27 +57,21 @@ class Overlap(runner.ShardedStage):
         )
 
     def check(self, s: Settings, given: Given) -> None:
-        """Refuses a search for nothing, or in nothing."""
-        for name in ("texts", "corpus"):
-            if not getattr(s, name):
-                raise InputError(f"{name} is empty. Name at least one.")
+        """Refuses a set of queries, and a search in nothing."""
+        if not given["data"].raw or not s.corpus:
+            raise InputError(
+                f"data is {s.data} and corpus {s.corpus}. Give a BEIR directory, and "
+                "one text corpus or more."
+            )
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
-        """With queries, or anything private among the corpus, private."""
-        return Privacy.PRIVATE if QUERIES in s.texts else given.privacy()
+        """Returns PRIVATE: examples are private queries."""
+        return Privacy.PRIVATE
 
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
         """Which private queries are public texts."""
         read = f"which queries of split {s.split!r} occur in a public corpus"
-        where = f"{OVERLAP_FILE} and {MATCHES_FILE}"
-        return [(read, where)] if QUERIES in s.texts else []
-
-    def also(self, c: Context) -> dict[str, str]:
-        """The queries are an input, too."""
-        if QUERIES not in c.settings.texts:
-            return {}
-        pairs = Pairs.open(c.given["data"].path, "data")
-        return {"queries": pairs.fingerprint(c.place.private)}
+        return [(read, f"{OVERLAP_FILE} and {MATCHES_FILE}")]
 
     def parts(self, c: Context) -> list[list[str]]:
         """Deals the corpus's parts into shards."""
@@ -96,7 +82,7 @@ class Overlap(runner.ShardedStage):
 
     def start(self, c: Context) -> shards.Make:
         """Draws the sample."""
-        texts = [text for _, rows in _samples(c).values() for _, text in rows]
+        texts = [text for sample in _samples(c) for text in sample.texts]
 
         def make(index: int, out: shards.ShardWriter) -> None:
             scan = evaluation.OverlapScan(texts)
@@ -111,10 +97,8 @@ class Overlap(runner.ShardedStage):
 
     def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
         """Writes shares and examples."""
-        samples = _samples(c)
-        scan = evaluation.OverlapScan(
-            [text for _, rows in samples.values() for _, text in rows]
-        )
+        samples = list(_samples(c))
+        scan = evaluation.OverlapScan([x for sample in samples for x in sample.texts])
         for file in made.paths(_EXTENSION):
             scan.merge(np.load(file))
         overlap, parts = scan.result(), [part for shard in c.parts for part in shard]
@@ -124,54 +108,53 @@ class Overlap(runner.ShardedStage):
         found: dict[str, Any] = {"corpus": {"parts": len(parts), **sizes}}
         examples: list[dict[str, Any]] = []
         first = 0
-        for kind, (draws, rows) in samples.items():
-            here = slice(first, first := first + len(rows))
+        for sample in samples:
+            here = slice(first, first := first + len(sample.texts))
             equal, contained = overlap.equal[here], overlap.contained[here]
-            found[kind] = {
-                "draw_size": len(draws[0]),
-                "distinct_drawn": len(rows),
-                "equal": evaluation.share_in_draws([equal[each] for each in draws]),
-                "contained": evaluation.share_in_draws(
-                    [contained[each] for each in draws]
-                ),
+            shares = {
+                name: evaluation.share_in_draws([flags[each] for each in sample.draws])
+                for name, flags in (("equal", equal), ("contained", contained))
             }
+            sizes = {"draw_size": len(sample.draws[0]), "drawn": len(sample.texts)}
+            found[sample.of] = {**sizes, **shares}
             for match, flags in (("equal", equal), ("contained", contained & ~equal)):
                 for row in np.flatnonzero(flags)[: c.settings.examples]:
                     part, record = overlap.place[here][row].tolist()
-                    example = {"of": kind, "match": match, "id": rows[row][0]}
-                    example["text"] = rows[row][1][:_SHOWN_CHARACTERS]
+                    example = {"of": sample.of, "match": match, "id": sample.ids[row]}
+                    example["text"] = sample.texts[row][:_SHOWN_CHARACTERS]
                     place = {"corpus_part": parts[part], "record_from_0": record}
                     examples.append({**example, **place})
         write_json(c.out / OVERLAP_FILE, found)
         lines = (json.dumps(example) + "\n" for example in examples)
         atomic_write(c.out / MATCHES_FILE, "".join(lines))
-        return {kind: found[kind]["contained"]["share"] for kind in samples}
+        return {each.of: found[each.of]["contained"]["share"] for each in samples}
 
 
-def _samples(
-    c: Context,
-) -> dict[str, tuple[Sequence[np.ndarray], Sequence[tuple[str, str]]]]:
-    """Draws texts of each kind.
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    """The "queries" or "documents" drawn, each once; `draws` are numbers of them."""
 
-    Returns:
-      Kind -> the draws, each indices into rows; and the rows drawn, (id, text).
-    """
-    s, beir, found = c.settings, c.given["data"].beir(), {}
-    judged = beir.qrels(s.split) if QUERIES in s.texts else {}
+    of: str
+    draws: list[np.ndarray]
+    ids: list[str]
+    texts: list[str]
 
-    def read(kind: str) -> Iterator[tuple[str, str]]:
-        if kind == DOCUMENTS:
-            return ((document.id, document.content) for document in beir.documents())
-        return (query for query in beir.read_queries() if query[0] in judged)
 
-    for kind in s.texts:
-        total = sum(1 for _ in read(kind))
+def _samples(c: Context) -> Iterator[_Sample]:
+    s, beir = c.settings, c.given["data"].beir()
+    judged = beir.qrels(s.split)
+    kinds = {
+        "queries": lambda: (row for row in beir.read_queries() if row[0] in judged),
+        "documents": lambda: ((d.id, d.content) for d in beir.documents()),
+    }
+    for kind, read in kinds.items():
+        total = sum(1 for _ in read())
         draws = evaluation.draw_samples(total, s.draw_size, s.draws, s.seed)
         wanted = np.unique(np.concatenate(draws))
-        kept = set(wanted.tolist())
-        rows = [row for number, row in enumerate(read(kind)) if number in kept]
-        found[kind] = [np.searchsorted(wanted, each) for each in draws], rows
-    return found
+        numbers = set(wanted.tolist())
+        rows = [row for number, row in enumerate(read()) if number in numbers]
+        draws = [np.searchsorted(wanted, each) for each in draws]
+        yield _Sample(kind, draws, *map(list, zip(*rows)))
 
 
 STAGE = Overlap()
