@@ -108,8 +108,8 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
         table = [{"text_id": str(i), "text": text} for i, text in enumerate(texts)]
         table = [row for row in table if row["text"].strip()]
         path = _write_lines(tmp_path / "texts.jsonl", table)
-        changes.update(queries__path=str(path), queries__columns__query="text")
-        changes.update(queries__columns__query_id="text_id", columns__query="")
+        changes.update(queries__path=str(path), queries__query="text")
+        changes.update(queries__query_id="text_id", columns__query="")
         changes.update(columns__query_id="text_id")
 
     def imported(name, rows):
@@ -141,10 +141,10 @@ def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
         "header": False,
         "logs__dev": f"{tmp_path}/qrels.dev.tsv",
         "columns": {**columns, "query_id": "0", "document_id": "2", "score": "3"},
-        "queries__path": f"{tmp_path}/queries.*.tsv",
-        "queries__columns": {"query_id": "0", "query": "1"},
+        "queries": {"path": f"{tmp_path}/queries.*.tsv", "query_id": "0", "query": "1"},
         "corpus__path": f"{tmp_path}/collection.tsv",
-        "corpus__columns": {"document_id": "0", "document": "1"},
+        "corpus__document_id": "0",
+        "corpus__document": "1",
     }
     result = run(out, f"{tmp_path}/qrels.train.tsv", **changes)
     assert [*result["dropped"].values()] == [1]
@@ -218,9 +218,11 @@ def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):
                 **{"document": "", "document_id": "corpus-id"},
             },
             queries__path=str(beir / "queries.jsonl"),
-            queries__columns={"query_id": "_id", "query": "text"},
+            queries__query_id="_id",
+            queries__query="text",
             corpus__path=str(beir / "corpus.jsonl"),
-            corpus__columns={"document_id": "_id", "document": "text"},
+            corpus__document_id="_id",
+            corpus__document="text",
             log_documents_are_public=False,
             **TRAIN_ALONE,
         )

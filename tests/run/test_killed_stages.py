@@ -40,11 +40,11 @@ def _commands(base):
             "columns.query_id": "0",
             "columns.document_id": "1",
             "queries.path": base / "start/pairs/queries.jsonl",
-            "queries.columns.query_id": "_id",
-            "queries.columns.query": "text",
+            "queries.query_id": "_id",
+            "queries.query": "text",
             "corpus.path": base / "start/pairs/corpus.jsonl",
-            "corpus.columns.document_id": "_id",
-            "corpus.columns.document": "text",
+            "corpus.document_id": "_id",
+            "corpus.document": "text",
         },
     )
     public = base / "start" / "public"

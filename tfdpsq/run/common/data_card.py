@@ -16,10 +16,6 @@ from tfdpsq.run.frame.places import Privacy
 
 FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
-_HOW_MADE = (
-    *("generator", "corpus", "documents", "samples_per_document", "max_length"),
-    *("temperature", "top_k", "top_p", "dtype", "seed"),
-)
 _LIMITS = (
     "A model or a program wrote the queries; nobody read them. A query may be wrong, "
     "may not be answered by its document, or may equal one that somebody asked.",
@@ -100,11 +96,9 @@ def _making(manifest: Mapping[str, Any]) -> Iterator[str]:
     first, *filtered = reversed([*_stages(manifest)] or [{}])
     if "made_from" in first:
         yield f"made from {first['made_from']}"
-    for name in _HOW_MADE:
-        if name in first.get("config", {}):
-            # Of a path its last name: where it was kept is nobody's business.
-            value = str(first["config"][name]).rstrip("/").rpartition("/")[2]
-            yield f"{name.replace('_', ' ')}: {value}"
+    for name, value in first.get("config", {}).items():
+        # Of a path its last name: where it was kept is nobody's business.
+        yield f"`{name}`: {str(value).rstrip('/').rpartition('/')[2]}"
     yield f"empty queries left out: {manifest.get('empty_queries_left_out', 0):,}"
     if filtered:
         yield "queries were left out afterwards (`tfdpsq filter`)"

@@ -3,14 +3,11 @@ r"""Import a query log: Parquet, TSV, CSV, JSONL, TFDS or ir_datasets to BEIR.
     tfdpsq import --workdir=WORKDIR/private/pairs --config.logs.train=log.parquet \
         --config.columns.user=user_id --config.log_documents_are_public=True
 
-Writes a BEIR directory for `--config.data` and `--config.pairs` of other stages, and
-logs which rows were dropped and why. Rows are joined on disk: memory does not grow with
-the log.
-
-Ids are texts or whole numbers: 7, 7.0 (as pandas writes it in a column with a missing
-value), "7.00" and "+7" are one id, "007" is another. Large numbers that lost digits,
-such as 1.2345678901234568e+18, are dropped: write such ids as text. Where there is a
-column of users, rows without one are dropped.
+Writes a BEIR directory, and logs which rows were dropped and why. Ids are texts or
+whole numbers: 7, 7.0 (as pandas writes it in a column with a missing value), "7.00" and
+"+7" are one id, "007" is another. Large numbers that lost digits, such as
+1.2345678901234568e+18, are dropped: write such ids as text. Where there is a column of
+users, rows without one are dropped.
 
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
@@ -18,17 +15,16 @@ tables. MS MARCO's own files, for example:
     --config.logs.train=qrels.train.tsv --config.logs.dev=qrels.dev.tsv
     --config.columns.query= --config.columns.document= --config.columns.query_id=0
     --config.columns.document_id=2 --config.queries.path=queries.*.tsv
-    --config.queries.columns.query_id=0 --config.queries.columns.query=1
-    --config.corpus.path=collection.tsv --config.corpus.columns.document_id=0
-    --config.corpus.columns.document=1 --config.header=False
+    --config.queries.query_id=0 --config.queries.query=1
+    --config.corpus.path=collection.tsv --config.corpus.document_id=0
+    --config.corpus.document=1 --config.header=False
 
 `logs.train=ir_datasets:NAME` alone names all three tables and their columns.
 `tfds:NAME#SPLIT` is a split of a TensorFlow data set that was prepared before, in the
 folder TFDS_DATA_DIR; its features are the columns.
 
-`split_by` divides one log by a hash of the query, so that equal texts stay together, or
-of the user, never by other people's rows, see `tfdpsq.data.importing`. For cuts in
-time, give a log for each split.
+`split_by` divides one log by a hash of the query or of the user, never by other
+people's rows. For cuts in time, give a log for each split.
 """
 
 from __future__ import annotations
@@ -71,37 +67,23 @@ class Columns(settings.Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryColumns(settings.Settings):
-    """Names of the columns of a table of queries."""
-
-    query_id: str = setting("query_id")
-    query: str = setting("query")
-    user: str = setting("")
-
-
-@dataclasses.dataclass(frozen=True)
 class Queries(settings.Settings):
-    """A table of queries."""
+    """A table of queries, and its columns."""
 
     path: str = path(Table, "")
-    columns: QueryColumns = nested(QueryColumns, when="path")
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentColumns(settings.Settings):
-    """Names of the columns of a table of documents."""
-
-    document_id: str = setting("document_id")
-    document: str = setting("document")
-    title: str = setting("")
+    query_id: str = setting("query_id", when="path")
+    query: str = setting("query", when="path")
+    user: str = setting("", when="path")
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents(settings.Settings):
-    """A table of documents, all of which become the corpus."""
+    """A table of documents, all of which become the corpus, and its columns."""
 
     path: str = path(Table, "")
-    columns: DocumentColumns = nested(DocumentColumns, when="path")
+    document_id: str = setting("document_id", when="path")
+    document: str = setting("document", when="path")
+    title: str = setting("", when="path")
 
 
 class Import(Stage):
@@ -134,7 +116,7 @@ class Import(Stage):
     def check(self, s: Settings, given: Given) -> None:
         """Refuses columns that do not fit, and what tfdpsq made."""
         _tables(s)
-        if s.split_by == "user" and not (s.columns.user or s.queries.columns.user):
+        if s.split_by == "user" and not (s.columns.user or s.queries.user):
             raise InputError(
                 "split_by is 'user', and columns.user ''. Name the column of users."
             )
@@ -194,7 +176,7 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
                 f"{name}.path is {part.path}, to which rows refer by id. Set "
                 f"columns.{key}, and columns.{text} to ''."
             )
-        own = tables.Table(part.path, _named(part.columns), s.header, name)
+        own = tables.Table(part.path, _named(part), s.header, name)
         found.append(own if part.path else None)
     queries, corpus = found
     if not corpus and not s.log_documents_are_public:
@@ -212,22 +194,23 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
 
 
 def _named(columns: settings.Settings) -> dict[str, str]:
-    return {what: name for what, name in vars(columns).items() if name}
+    found = {what: name for what, name in vars(columns).items() if name}
+    found.pop("path", None)
+    return found
 
 
 def _with_parts(s: Any) -> Any:
     """Names the parts of a log of `ir_datasets`, where nothing else is named."""
-    log, parts = s.logs.train, (s.columns, s.queries, s.corpus)
-    if not log.startswith(tables.IR_DATASETS) or parts != (
-        *(Columns(), Queries(), Documents()),
-    ):
+    log, alone = s.logs.train, (Columns(), Queries(), Documents())
+    named = (s.columns, s.queries, s.corpus) != alone
+    if named or not log.startswith(tables.IR_DATASETS):
         return s
     title = "title" if "title" in tables.ir_columns(log, tables.CORPUS) else ""
     return dataclasses.replace(
         s,
         columns=Columns("", "query_id", "", "", "doc_id", "relevance"),
-        queries=Queries(log, QueryColumns("query_id", "text")),
-        corpus=Documents(log, DocumentColumns("doc_id", "text", title)),
+        queries=Queries(log, "query_id", "text"),
+        corpus=Documents(log, "doc_id", "text", title),
     )
 
 

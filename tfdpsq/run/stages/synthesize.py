@@ -12,8 +12,6 @@ private log, and the certificate is for both. Writes TFRecords and a BEIR direct
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +21,7 @@ from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthe
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
-from tfdpsq.run.frame import corpus, runner, settings, shards
+from tfdpsq.run.frame import corpus, records, runner, settings, shards
 from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
 from tfdpsq.run.frame.progress import ShardProgress
 from tfdpsq.run.frame.runner import Context, Given
@@ -90,16 +88,11 @@ class Synthesize(runner.ShardedStage):
                 "training_documents_are_public to True if that is public anyway."
             )
 
-    def facts(self, s: Settings, given: Given) -> dict[str, Any]:
-        """What a set's reader may ask."""
-        return {"documents": s.documents, "generator": dict(given["generator"].facts)}
-
     def also(self, c: Context) -> dict[str, str]:
         """The choice of documents is an input, too."""
         if c.settings.documents == "corpus":
             return {}
-        text = json.dumps(sorted(self._only(c) or ()))
-        return {"training_documents": hashlib.sha256(text.encode()).hexdigest()}
+        return {"training_documents": records.digest(sorted(self._only(c) or ()))}
 
     def parts(self, c: Context) -> corpus.Parts:
         """Cuts the corpus."""
@@ -117,12 +110,9 @@ class Synthesize(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             read, first = parts.read(index), parts.first(index)
+            total, before = round(parts.size(index) * each), round(first * each)
             progress = ShardProgress(
-                c.place.logs,
-                "queries",
-                index,
-                total=round(parts.size(index) * each),
-                first=round(first * each),
+                c.place.logs, "queries", index, total=total, first=before
             )
             with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
                 with c.scope():
@@ -149,12 +139,11 @@ class Synthesize(runner.ShardedStage):
         if c.settings.documents == "train":
             what = "which documents have private training queries, declared public"
             reads.append({"what": what, "where": "the documents of the set"})
-        certificate = self.certificate(c.settings, c.given)
         manifest = write_synthetic(
             c.out / SET,
-            _rows(made, numbered=c.given.get("histogram") is not None),
+            _rows(made),
             provenance={**c.provenance(), "private_reads": reads},
-            certificate=certificate,
+            certificate=self.certificate(c.settings, c.given),
             shards=c.settings.shards,
             guarantee=c.privacy.word,
         )
@@ -184,14 +173,11 @@ class Synthesize(runner.ShardedStage):
         return histogram.rates(taken * s.samples_per_document, s.seed)
 
 
-def _rows(made: shards.Shards, numbered: bool) -> Iterator[SyntheticQuery]:
-    """Yields the queries of all shards in order; with new numbers if `numbered`."""
+def _rows(made: shards.Shards) -> Iterator[SyntheticQuery]:
+    """Yields the queries of all shards in order, numbered."""
     files = tf.data.TFRecordDataset(list(made.paths(_EXTENSION)))
     for number, data in enumerate(files.as_numpy_iterator()):
-        row = decode_query(data)
-        if numbered:
-            row = dataclasses.replace(row, query_id=f"genQ{number}")
-        yield row
+        yield dataclasses.replace(decode_query(data), query_id=f"genQ{number}")
 
 
 STAGE = Synthesize()
