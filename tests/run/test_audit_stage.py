@@ -64,7 +64,7 @@ def _insert(base, name, **changes):
     usual = {
         "data": str(base / "pairs"),
         "repetitions": (3, 5),
-        "forms": canary_set.FORMS,
+        "forms": ("own_document", "random_document", "paper_own_document"),
         "query_characters": 40,
         "document_characters": 20,
         "trials": TRIALS,

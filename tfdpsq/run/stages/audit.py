@@ -3,23 +3,20 @@ r"""Measure what a generator, and the set that it wrote, leak about training que
     tfdpsq audit --workdir=WORKDIR/private/audit --config.generator=GENERATOR \
         --config.canaries=WORKDIR/private/canaries --config.synthetic=SET
 
-Attacks a generator that was trained on the output of `canaries` and, if `synthetic` is
-given, that set as well, as its receivers would. Writes `audit.json`:
+Attacks a generator that was trained on the output of `canaries`, and its set, as the
+set's receivers would. Writes `audit.json`:
 
     canaries    ranks of the secrets among candidates, exposure, and the share that was
                 written out, by form and repetitions (`evaluation.memorization`)
     one_run     a lower bound on ε at δ, from the canaries with a coin; see
                 `evaluation.audit_one_run` for what it means
     membership  how well attacks tell training queries from those of other splits
-    unit, adjacency, epsilon_certified, delta: of the audited guarantee
 
 Entries of `canaries` share 1 - confidence among them, and so do those of `one_run`,
 which refutes no guarantee of shuffled batches: that is for a unit replaced by nothing,
-and canaries that a coin kept out have no place.
-
-A guarantee for one query counts a secret in r queries as r units: it has r·ε only at a
-δ of up to r·e^((r-1)ε) times as much, which soon promises nothing. A guarantee for one
-user counts it as one unit for any r: all queries of a canary belong to one user.
+and canaries that a coin kept out have no place. A guarantee for one query counts a
+secret in r queries as r units, which soon promises nothing; one for a user counts it as
+one unit for any r.
 """
 
 from __future__ import annotations
@@ -32,14 +29,20 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import evaluation
-from tfdpsq.data import read_synthetic
+from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, TopP
 from tfdpsq.run.common import attacks, canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Canaries, Generator, Pairs, SyntheticSet
+from tfdpsq.run.frame.artefacts import (
+    Artefact,
+    Canaries,
+    Generator,
+    Pairs,
+    SyntheticSet,
+)
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
@@ -101,13 +104,10 @@ class Audit(Stage):
         """The attacks' scores."""
         return [("a generator's scores of private queries and canaries", AUDIT_FILE)]
 
-    def also(self, c: Context) -> dict[str, str]:
-        """The weights that the generator started from are an input, too."""
-        return {"start": _start(c).fingerprint(c.place.private)}
-
     def run(self, c: Context) -> dict[str, Any]:
         """Raises InputError for a generator that was not trained on these canaries."""
-        _require_trained_on(c)
+        pairs = f"{c.given['canaries'].path}/{canary_set.DATA}"
+        _require_trained_on(c.given["generator"].path, Pairs.open(pairs, "canaries"))
         subject = Subject(c)
         of = c.given["generator"].certificate["guarantee"]
         delta = float(of["delta"] or 0.0)  # for ε = ∞ the bound is on pure DP
@@ -132,8 +132,8 @@ class Subject:
 
     Attributes:
       c: what the stage runs with.
-      pairs: those with the canaries.
       made: the canaries.
+      pairs: those with the canaries.
       model: the generator, with its preprocessor.
       documents: id -> content of the documents of canaries.
       queries: (document id, query) of the synthetic set; `None` without one.
@@ -141,11 +141,13 @@ class Subject:
 
     def __init__(self, c: Context):
         """Loads models and texts; raises InputError if training cut secrets off."""
-        self.c, self.pairs = c, _pairs(c).beir()
-        self.made = canary_set.read_canaries(c.given["canaries"].path)
+        self.c, canaries = c, c.given["canaries"].path
+        self.made = canary_set.read_canaries(canaries)
+        self.pairs = BeirDirectory(f"{canaries}/{canary_set.DATA}")
+        generator = c.given["generator"]
         with c.scope():
-            self.model = T5QueryGenerator.from_preset(c.given["generator"].path)
-            start = T5QueryGenerator.from_preset(_start(c).path)
+            self.model = T5QueryGenerator.from_preset(generator.path)
+            start = T5QueryGenerator.from_preset(generator.facts["init"])
             own, size = self.model.preprocessor, c.settings.batch_size
             self._own = QueryLikelihood(self.model, own, size)
             self._start = QueryLikelihood(start, own, size)
@@ -199,19 +201,7 @@ class Subject:
         return (row.query for row in rows)
 
 
-def _pairs(c: Context) -> Any:
-    """Opens the pairs with canaries."""
-    return Pairs.open(f"{c.given['canaries'].path}/{canary_set.DATA}", "canaries")
-
-
-def _start(c: Context) -> Any:
-    """Opens the weights that the generator started from."""
-    return Generator.open(c.given["generator"].facts["init"], "the generator's init")
-
-
-def _require_trained_on(c: Context) -> None:
-    """Refuses a generator that was not trained on these canaries."""
-    generator, pairs = c.given["generator"].path, _pairs(c)
+def _require_trained_on(generator: str, pairs: Artefact) -> None:
     private = Place.of(generator).private
     stage = records.read_stage(generator) or {"depends": {"inputs": {}}}
     trained = stage["depends"]["inputs"].get("pairs")
