@@ -173,6 +173,7 @@ def test_audit_says_what_the_model_says(base):
     assert found["membership"]["loss"]["members"] == 10
 
 
+@pytest.mark.slow
 def test_guarantee_for_users_is_for_a_whole_secret(base):
     """Trained as users, a secret is one unit of the certificate, however often."""
     by_user = shutil.copytree(base / "private/generator", base / "private/by_user")

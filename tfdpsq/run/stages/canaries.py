@@ -177,14 +177,10 @@ def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
 
 
 def _left_out(beir: BeirDirectory, s: Any, random: np.random.Generator) -> set[str]:
-    """Draws the split's queries beyond `most_pairs`; those of other splits stay."""
-    if not s.most_pairs:
-        return set()
+    """Draws the split's queries beyond `most_pairs`."""
     rows = sorted({row.query_id for row in beir.positives(s.split)})
-    others = (other for other in beir.splits() if other != s.split)
-    elsewhere = {query_id for other in others for query_id in beir.qrels(other)}
-    dropped = random.permutation(len(rows))[s.most_pairs :]
-    return {rows[place] for place in dropped} - elsewhere
+    dropped = random.permutation(len(rows))[s.most_pairs or len(rows) :]
+    return {rows[place] for place in dropped}
 
 
 def _write(
@@ -195,16 +191,11 @@ def _write(
     left_out: set[str],
 ) -> None:
     """Writes the pairs and the canaries, each query with its user."""
-    names = {f"{ID_PREFIX}{number}": canary for number, canary in enumerate(made)}
     wanted, contents = {canary.document_id for canary in made}, {}
     for document in beir.documents():
         if document.id in wanted:
             contents[document.id] = document.content
         writer.add_document(document)
-    for name, canary in names.items():
-        if canary.in_document:
-            text = canary.document(contents[canary.document_id])
-            writer.add_document(Document(name, "", text))
     lines = beir.read_query_lines()
     has_users = any(names_user(fields, s.user_field) for *_, fields in lines)
     for query_id, text, fields in beir.read_query_lines():
@@ -217,8 +208,12 @@ def _write(
         for _, query_id, document_id, score in beir.judgements(split):
             if query_id not in left_out:
                 writer.add_judgement(split, query_id, document_id, score)
-    for name, canary in names.items():
+    for number, canary in enumerate(made):
+        name = f"{ID_PREFIX}{number}"
         document_id = name if canary.in_document else canary.document_id
+        if canary.in_document:
+            text = canary.document(contents[canary.document_id])
+            writer.add_document(Document(name, "", text))
         for copy in range(canary.repetitions):
             whose = {"metadata": {s.user_field: name}}
             writer.add_query(f"{name}-{copy}", canary.query(), whose)
