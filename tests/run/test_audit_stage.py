@@ -213,6 +213,8 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
 def test_audit_is_a_recorded_private_read(base):
     listed = (base / "private" / "private_reads.jsonl").read_text()
     assert "canaries" in listed and "audit.json" in listed
+    with pytest.raises(InputError, match="strict mode refuses"):
+        _audit(base, "private/strict", strict=True)
 
 
 def test_models_of_canaries_are_not_for_release(base):

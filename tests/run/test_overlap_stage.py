@@ -68,6 +68,8 @@ def test_shares_and_examples_are_those_of_what_was_planted(base):
 def test_overlap_is_private_and_a_recorded_read(base):
     with pytest.raises(InputError, match="release/, but what overlap makes here"):
         _run(base, "release/overlap")
+    with pytest.raises(InputError, match="strict"):
+        _run(base, strict=True)
     _run(base)
     (entry,) = framed.reads(base / "private")
     assert "queries of split 'train'" in entry

@@ -77,6 +77,7 @@ class Audit(Stage):
         )
         batch_size: int = setting(64, ge=1, speed=True)
         seed: int = setting(0, ge=0, le=settings.SEED)
+        strict: bool = setting(False, help="refuse reads that no ε covers")
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses a generator without weights to compare with, and another's set."""

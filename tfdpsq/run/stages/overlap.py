@@ -52,6 +52,7 @@ class Overlap(runner.ShardedStage):
         draw_size: int = setting(10_000, ge=1)
         examples: int = setting(5, ge=0, help="of each kind of match")
         seed: int = setting(0, ge=0, le=settings.SEED)
+        strict: bool = setting(False, help="refuse reads that no ε covers")
         shards: int = setting(
             64, ge=1, le=100_000, speed=True, help="at most; each has at least a file"
         )
