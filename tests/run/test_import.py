@@ -244,7 +244,7 @@ def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):
         ({"logs__train": "@/cut.parquet"}, "cut.parquet: "),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
         ({"split_by": "user"}, "Name the column of users"),
-        ({"columns__query": ""}, "rows have no query"),
+        ({"columns__query": ""}, "rows have a query, or its id"),
         ({"columns__score": "who"}, "log.jsonl:1: score"),
         ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob'"),
         ({"logs__train": "tfds:mnist#train"}, "mnist#train: not prepared"),

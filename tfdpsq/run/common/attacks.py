@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
+from tfdpsq.data.beir import PairTable
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import Preprocessor, QueryLikelihood
 from tfdpsq.run.common.canary_set import ID_PREFIX, Canary
@@ -47,15 +47,12 @@ def require_whole(
 
 
 def set_scores(
-    queries: Iterable[tuple[str, str]], pairs: Sequence[Pair], order: int = 3
+    queries: Iterable[tuple[str, str]], pairs: Sequence[Pair]
 ) -> dict[str, np.ndarray]:
-    """Scores each pair's query by its similarity to a set of queries.
-
-    `queries` are (document id, query) of the set, read once; `order` is that of the
-    language model.
+    """Scores each pair's query by its similarity to a set's (document id, query).
 
     Returns:
-      "language_model": [pairs] log-likelihood per word, in nats, under an n-gram model
+      "language_model": [pairs] log-likelihood per word, in nats, under a 3-gram model
       of the whole set; "nearest": [pairs] the largest chrF, 0 to 100, with a query of
       the set for the same document, 0 where there is none.
     """
@@ -72,7 +69,7 @@ def set_scores(
         found = (chrf.sentence_score(other, [pair.query]).score for other in others)
         return max(found, default=0.0)
 
-    model = evaluation.NgramModel(texts, order)
+    model = evaluation.NgramModel(texts, 3)
     return {
         "language_model": model.log_likelihoods(pair.query for pair in pairs),
         "nearest": np.array([nearest(pair) for pair in pairs]),
@@ -88,22 +85,25 @@ def members_of(
       InputError: fewer than 2 of each.
     """
     random = np.random.default_rng(seed)
-    tables = {each: beir.pairs(each) for each in beir.splits()}
-    inside, outside = [], []
-    for name, table in tables.items():
-        rows = inside if name == split else outside
-        for row, (query_id, _) in enumerate(table.ids()):
-            if not query_id.startswith(ID_PREFIX):
-                rows.append((table, row))
-    count = min(most, len(inside), len(outside))
+
+    def drawn(splits: Iterable[str]) -> list[tuple[PairTable, int]]:
+        rows = [
+            (table, row)
+            for table in map(beir.pairs, splits)
+            for row, (query_id, _) in enumerate(table.ids())
+            if not query_id.startswith(ID_PREFIX)
+        ]
+        return [rows[at] for at in random.permutation(len(rows))[:most]]
+
+    inside = drawn([split])
+    outside = drawn(other for other in beir.splits() if other != split)
+    count = min(len(inside), len(outside))
     if count < 2:
         raise InputError(
             f"split {split!r} has {len(inside)} queries and the others "
             f"{len(outside)}; a comparison takes 2 of each. Give data with more."
         )
-
-    def drawn(rows: list[Any]) -> list[Pair]:
-        chosen = (rows[at] for at in random.permutation(len(rows))[:count])
-        return [table[row] for table, row in chosen]
-
-    return drawn(inside), drawn(outside)
+    members, others = (
+        [table[row] for table, row in rows[:count]] for rows in (inside, outside)
+    )
+    return members, others

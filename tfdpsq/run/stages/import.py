@@ -166,15 +166,11 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
         ("corpus", "document", "document_id"),
     ):
         part = getattr(s, name)
-        if not part.path and text not in columns:
+        if (text in columns) == bool(part.path) or (part.path and key not in columns):
             raise InputError(
-                f"columns.{text} is '', and {name}.path too: rows have no {text}. Set "
-                f"it, or columns.{key} and {name}.path."
-            )
-        if part.path and (key not in columns or text in columns):
-            raise InputError(
-                f"{name}.path is {part.path}, to which rows refer by id. Set "
-                f"columns.{key}, and columns.{text} to ''."
+                f"columns.{text} is {getattr(s.columns, text)!r}, columns.{key} "
+                f"{getattr(s.columns, key)!r} and {name}.path {part.path!r}. Set the "
+                f"first, or the others: rows have a {text}, or its id in a table."
             )
         own = tables.Table(part.path, _named(part), s.header, name)
         found.append(own if part.path else None)
