@@ -28,6 +28,7 @@ def row(name, epsilon, ndcg, difference=None):
 def report(**changes):
     worse = {"difference": -0.054, "ci": [-0.066, -0.042], "p": 0.0002}
     steps = list(range(0, 1000, 10))
+    loss = {"step": steps, "loss": [9 - s / 200 for s in steps], "unit": "nats"}
     return {
         "title": "Quickstart",
         "created": "2026-11-21 10:00",
@@ -38,27 +39,22 @@ def report(**changes):
             row("synthetic_dp", 7.983, 0.06, worse),
         ],
         "curves": {
-            "T5, ε = 8": {
-                "step": steps,
-                "loss": [9 - s / 200 for s in steps],
-                "chart": "Generator",
-            },
-            "original": {"step": steps, "loss": [4.0 for _ in steps]},
+            "T5, ε = 8": {**loss, "chart": "Generators"},
+            "original": {**loss, "chart": "Retrievers"},
         },
         "epsilon_curves": {
             "T5, ε = 8": {"step": steps, "epsilon": [0.008 * s for s in steps]},
-            "T5, ε = ∞": {"step": steps, "epsilon": [math.inf for _ in steps]},
         },
         "examples": [
             {
-                "document_id": "d1",
                 "document": "Return the sorted list.",
                 "original_query": "sort a list",
                 "synthetic": {"ε = 8": ["return list", ""], "ε = ∞": []},
             }
         ],
-        "certificates": [],
-        "similarity": {"ε = 8": {"bleu": 3.21, "signature": "nrefs:1|tok:13a"}},
+        "certificates": {},
+        "similarity": {"ε = 8": {"queries": 9, "bleu": 3.21}},
+        "audits": {},
         "seconds": {"finetune": 421.0, "evaluate": 3.2},
         "peak_memory_gib": 5.4,
         "versions": {"tensorflow": "2.15.1"},

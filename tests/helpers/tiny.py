@@ -94,7 +94,7 @@ def tiny_config(data, embedded=None):
     config.finetune.update(accountant="rdp", n_is_public=True)
     # Long enough for canaries, of a vocabulary that has no words for digits.
     config.audit_epsilons = (8.0,)
-    config.finetune.query_length = config.synthesize.query_length = 48
+    config.finetune.query_length = config.synthesize.max_length = 48
     config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
     config.canaries.coins = 24
     config.audit.update(samples_per_document=1, members=10, batch_size=16)
@@ -108,7 +108,6 @@ def tiny_config(data, embedded=None):
         config.embeddings, config.adapter_epsilons = str(embedded), (math.inf, 8.0, 0.5)
         config.adapter.update(encoder_is_public=True, n_is_public=True)
         config.adapter.update(accountant="rdp", steps=3)
-        config.fit_rerank = True  # on queries that have no embeddings
     return config
 
 

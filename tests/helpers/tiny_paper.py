@@ -41,7 +41,7 @@ def settings(base):
         "job.finetune.document_length": 96,
         "job.finetune.query_length": 64,
         "job.finetune.accountant": "rdp",
-        "job.synthesize.query_length": 24,
+        "job.synthesize.max_length": 24,
         "job.retriever.epochs": 0.25,
         "job.retriever.batch_size": 8,
         "job.retriever.document_length": 32,

@@ -7,14 +7,13 @@ picture serves the light and the dark page. Text stays text.
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import markupsafe
 
-MAX_POINTS = 200  # of a curve: more cannot be told apart at this size
+MOST_POINTS = 200  # of a curve: more cannot be told apart at this size
 
 _TEXT, _FAINT = "#010203", "#040506"
 _SERIES = [f"#0a0b{i:02x}" for i in range(8)]
@@ -33,42 +32,22 @@ class Plot(NamedTuple):
     svg: markupsafe.Markup
 
 
-def thin(
-    steps: Sequence[float], values: Sequence[float], average: bool = True
-) -> tuple[list[float], list[float]]:
-    """Reduces a curve to at most MAX_POINTS blocks.
-
-    Returns:
-      The last step of each block, and with `average` the mean of its finite values, as
-      suits a loss; else its last value, as suits a sum, whose mean would understate it.
-    """
-    size = max(1, math.ceil(len(values) / MAX_POINTS))
-    blocks = [slice(i, i + size) for i in range(0, len(values), size)]
-    ends = [steps[block][-1] for block in blocks]
-    if not average:
-        return ends, [values[block][-1] for block in blocks]
-    finite = [[v for v in values[block] if math.isfinite(v)] for block in blocks]
-    return ends, [sum(each) / len(each) if each else math.nan for each in finite]
-
-
 def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     title: str,
     y_label: str,
-    accumulates: bool = False,
 ) -> Plot:
-    """Plots (steps, values) curves by name; `accumulates` if they sum up from 0."""
+    """Plots (steps, values) curves by name; of long ones evenly spread points."""
     figure, axes = _figure(3.4)
     for number, (name, curve) in enumerate(curves.items()):
-        ends, shown = thin(*curve, average=not accumulates)
-        marker = "o" if len(shown) == 1 else None
+        every = 1 + len(curve[0]) // MOST_POINTS
+        steps, values = (part[::-1][::every][::-1] for part in curve)  # with the last
         color = _SERIES[number % len(_SERIES)]
-        axes.plot(ends, shown, color=color, marker=marker, label=_plain(name))
+        marker = "o" if len(steps) == 1 else None
+        axes.plot(steps, values, color=color, marker=marker, label=_plain(name))
     axes.set_xlabel("step")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(_plain(y_label))
-    if accumulates:
-        axes.set_ylim(bottom=0)
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), frameon=False, labelcolor=_TEXT
     )
@@ -98,31 +77,8 @@ def intervals(
         axes.plot([value], [y], "o", color=color, markersize=7)
     if reference is not None:
         axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
-    _name_lines(axes, [label for label, *_ in rows])
-    axes.set_xlabel(_plain(x_label))
-    return _plot(figure, title, note)
-
-
-def dots(
-    groups: Mapping[str, Sequence[float]],
-    title: str,
-    x_label: str,
-    most: float,
-    reference: float,
-    note: str,
-) -> Plot:
-    """Plots a line of dots per group, from 0 to `most`; equal values are stacked."""
-    figure, axes = _figure(0.9 + 0.5 * len(groups))
-    for y, values in enumerate(groups.values()):
-        height: dict[float, int] = {}
-        for value in sorted(values):
-            near = round(value / most * 60)  # dots closer than this would overlap
-            height[near] = height.get(near, -1) + 1
-            up = min(0.4, 0.07 * height[near])
-            axes.plot([value], [y - up], "o", color=_SERIES[y % 8], alpha=0.75)
-    axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
-    _name_lines(axes, list(groups))
-    axes.set_xlim(-0.02 * most, 1.04 * most)
+    axes.set_yticks(range(len(rows)), [_plain(label) for label, *_ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.6)
     axes.set_xlabel(_plain(x_label))
     return _plot(figure, title, note)
 
@@ -142,12 +98,6 @@ def _figure(height: float) -> tuple[Any, Any]:
     axes.grid(color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
-
-
-def _name_lines(axes: Any, names: Sequence[str]) -> None:
-    """Labels one horizontal line per name, the first on top."""
-    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.6)
 
 
 def _plain(text: str) -> str:

@@ -9,11 +9,6 @@ from typing import Any
 MISSING = "–"
 
 
-def epsilon_symbol(epsilon: float) -> str:
-    """Returns a target ε: "∞", or the number without trailing zeros."""
-    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
-
-
 def row_part(epsilon: float) -> str:
     """Returns the part of a row's name for an ε: "inf", "eps8" or "eps0_5"."""
     return step_part(epsilon).replace(".", "_")
@@ -28,14 +23,18 @@ def epsilon_text(value: float | str | None) -> str:
     """Returns a spent ε with three digits, rounded up; a dash where none was spent."""
     if value is None:
         return MISSING
-    value = float(value)
-    return "∞" if math.isinf(value) else most_text(value)
+    return most_text(value) if math.isfinite(float(value)) else "∞"
 
 
-def most_text(value: float, digits: int = 3) -> str:
+def most_text(value: float | str, digits: int = 3) -> str:
     """Returns an upper bound with this many digits, rounded up."""
     context = decimal.Context(digits, decimal.ROUND_CEILING)
     return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def factor_text(epsilon: float) -> str:
+    """Returns e^ε with four digits, rounded up."""
+    return f"{float(most_text(math.exp(min(epsilon, 700.0)), 4)):,.4g}"
 
 
 def least_text(value: float, places: int) -> str:
@@ -49,9 +48,7 @@ def number_text(value: Any) -> str:
     """Returns a number with four digits, or any other value as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if math.isfinite(value) else epsilon_text(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def duration_text(seconds: float) -> str:
@@ -59,11 +56,5 @@ def duration_text(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def shorten(text: str, most: int) -> str:
-    """Returns at most `most` characters, and "[…]" where text was cut."""
-    return text if len(text) <= most else text[:most].rstrip() + " […]"
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min {rest} s"

@@ -36,7 +36,7 @@ from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.places import PRIVATE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
-from tfdpsq.run.report.wording import epsilon_symbol, row_part, step_part
+from tfdpsq.run.report.wording import row_part, step_part
 from tfdpsq.run.stages import (
     audit,
     canaries,
@@ -60,6 +60,23 @@ _OF_UNITS = ("split", "unit", "user_field", "n_is_public", "n_bound")
 _TRAINED = ("pairs", "init", "continues", "vocabulary", "t5", "seed")
 # Stands for what the job sets, so that the settings that act with it may be set.
 _MADE = {"made": "by this job"}
+# The stage that each group of settings is for.
+_STAGES = {
+    "log": import_log.STAGE,
+    "prepare": prepare.STAGE,
+    "pretrain": pretrain.STAGE,
+    "canaries": canaries.STAGE,
+    "mine": mine.STAGE,
+    "adapter": train_adapter.STAGE,
+    "histogram": histogram.STAGE,
+    "finetune": finetune.STAGE,
+    "synthesize": synthesize.STAGE,
+    "retriever": train_retriever.STAGE,
+    "direct": train_retriever.STAGE,
+    "evaluate": evaluate.STAGE,
+    "audit": audit.STAGE,
+}
+_UNSEEDED = ("log", "canaries", "mine", "evaluate")  # a known seed would tell canaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +122,6 @@ class Pipeline(Job):
             "epsilons; 0 makes none",
         )
         rerank: bool = setting(True, help="whether T5s also reorder BM25's documents")
-        fit_rerank: bool = setting(
-            False, when="rerank", help="their weight, on sentences of the documents"
-        )
         examples: int = setting(8, ge=0, le=10_000, help="shown in the report")
         seed: int = setting(
             0, ge=0, le=settings.SEED, help="of all stages but evaluation; not of noise"
@@ -163,7 +177,7 @@ class Pipeline(Job):
         canaries: Any = nested(canaries.STAGE.Settings, filled=("data", "user_field"))
         audit: Any = nested(
             audit.STAGE.Settings,
-            filled=("canaries", "generator", "synthetic", "seed"),
+            filled=("canaries", "generator", "synthetic", "seed", "strict"),
         )
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
@@ -176,7 +190,7 @@ class Pipeline(Job):
         made.retrievers()
         made.evaluate()
         made.audit()
-        return made.steps
+        return made
 
     def start(
         self,
@@ -195,7 +209,7 @@ class Pipeline(Job):
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
     ) -> str:
         """Writes the report; returns its table."""
-        found = content.gather(workdir)
+        found = content.gather(s, planned)
         folder = workdir / PRIVATE
         page.write_results(folder / RESULTS_FILE, found)
         page.write_report(folder / REPORT_FILE, found)
@@ -217,24 +231,8 @@ def is_log(path: str) -> bool:
 def _check(s: Pipeline.Settings) -> None:
     """Refuses settings of the job that do not fit each other."""
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
-        parts = [step_part(epsilon) for epsilon in getattr(s, name)]
-        if len(set(parts)) < len(parts):
+        if len(set(map(step_part, getattr(s, name)))) < len(getattr(s, name)):
             raise InputError(f"{name} is {getattr(s, name)}: two have one name.")
-    if not s.init and not s.pretrain.steps:
-        raise InputError(
-            "init is '' and pretrain.steps 0: every row would start from random "
-            "weights. Give a public T5, or steps to pretrain one."
-        )
-    default = settings.default_of(_field(s, "log"))
-    if s.log != default and not is_log(s.data):
-        raise InputError(
-            f"log is set, which does nothing here: data is {shown(s.data)}, no log."
-        )
-    if s.histogram_epsilon and not any(map(math.isfinite, s.epsilons)):
-        raise InputError(
-            f"histogram_epsilon is {s.histogram_epsilon}, but no generator of epsilons "
-            f"{s.epsilons} would count it. Add a finite epsilon, or set it to 0."
-        )
     for name in ("finetune", "retriever", "direct"):
         own = getattr(s, name)
         if not own.n_is_public and not own.n_bound:
@@ -242,7 +240,7 @@ def _check(s: Pipeline.Settings) -> None:
                 f"{name}.n_is_public is False and {name}.n_bound 0, but certificates "
                 "state the number of pairs, or a bound. Declare one of them."
             )
-    for name in ("retriever_init", "init"):
+    for name in ("init", "retriever_init"):
         path = getattr(s, name)
         found = path and artefacts.Generator.open(path, name)
         if found and found.privacy:
@@ -250,6 +248,13 @@ def _check(s: Pipeline.Settings) -> None:
                 f"{name} is {path}, which was trained on private queries: rows that "
                 "are called public would start from it. Give public weights."
             )
+    if s.log != type(s)().log and not is_log(s.data):
+        raise InputError(f"log is set, but data is {shown(s.data)}, which is no log.")
+    if s.histogram_epsilon and not any(map(math.isfinite, s.epsilons)):
+        raise InputError(
+            f"histogram_epsilon is {s.histogram_epsilon}, but no generator of epsilons "
+            f"{s.epsilons} would count it. Add a finite epsilon, or set it to 0."
+        )
     if s.adapter_epsilons and s.adapter.split == s.evaluate.split:
         raise InputError(
             f"adapter.split and evaluate.split are both {s.evaluate.split!r}: adapters "
@@ -262,61 +267,53 @@ def _check(s: Pipeline.Settings) -> None:
         )
 
 
-def _field(s: Pipeline.Settings, name: str) -> dataclasses.Field:
-    return next(field for field in dataclasses.fields(s) if field.name == name)
-
-
-class _Steps:
+class _Steps(Steps):
     """The steps of a job, made in the order in which they run.
 
     Attributes:
-      steps: those so far.
-      rows: of the report's table, see `content.gather`.
+      rows: of the report's table; see `content.gather`.
+      systems: that are evaluated.
+      rerankers: the same of generators that reorder BM25's documents.
     """
 
     def __init__(self, s: Pipeline.Settings):
+        super().__init__()
         self.s = s
-        self.steps = Steps()
-        self.rows: list[dict[str, Any]] = []
-        self.generated: dict[float, str] = {}
-        self.pairs: str = s.data
-        self.canaries = self.histogram = ""
+        self.rows: list[dict[str, str]] = []
+        self.systems: dict[str, str] = {}
+        self.rerankers: dict[str, str] = {}
+        self.generated: dict[float, StepOutput] = {}
+        self.pairs, self.start, self.canaries, self.histogram = s.data, s.init, "", ""
 
-    def _add(
-        self, name: str, stage: Any, own: Any, label: str, given: Any, **shows: Any
+    def make(
+        self, name: str, own: str, label: str, given: Mapping[str, Any], **shows: Any
     ) -> StepOutput:
-        """Adds a step, with the job's seed where it has one."""
-        if stage not in (evaluate.STAGE, canaries.STAGE, import_log.STAGE, mine.STAGE):
-            given = {"seed": self.s.seed, **given}  # a known one would tell canaries
-        return self.steps.add(name, stage, own, given, label, **shows)
+        """Adds a step with a group of the job's settings, and what the job sets."""
+        if own not in _UNSEEDED:
+            given = {"seed": self.s.seed, **given}
+        return self.add(name, _STAGES[own], getattr(self.s, own), given, label, **shows)
 
-    def _row(self, name: str, label: str, step: str = "") -> None:
+    def row(self, name: str, label: str, step: str, within: dict[str, str]) -> None:
+        """Adds a row of the table: a step's output, or what `within` has already."""
         self.rows.append({"name": name, "label": label, "step": step})
+        within[name] = StepOutput(step) if step else within[name]
 
     def prepare(self) -> None:
         """The pairs of a log, public pairs, the public T5, and the canaries."""
         s = self.s
         if is_log(s.data):
-            self.pairs = self._add(
-                "pairs", import_log.STAGE, s.log, "Pairs", {"logs.train": s.data}
-            )
+            self.pairs = self.make("pairs", "log", "Pairs", {"logs.train": s.data})
         splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
         splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
-        given = {"data": self.pairs, "splits": tuple(dict.fromkeys(splits))}
-        given["vocabulary_size"] = 0  # models hold theirs
-        self._add("prepare", prepare.STAGE, s.prepare, "Public pairs", given)
-        self.start: str = s.init
+        given: dict[str, Any] = {"data": self.pairs}
+        given.update(splits=tuple(dict.fromkeys(splits)), vocabulary_size=0)
+        self.make("prepare", "prepare", "Public pairs", given)
         if s.pretrain.steps:
-            own = pretrain.STAGE.Settings(**vars(s.pretrain))
             given = {"data": self.pairs, "init": s.init}
-            self.start = self._add(
-                "public_model", pretrain.STAGE, own, "Public T5", given
-            )
+            self.start = self.make("public_model", "pretrain", "Public T5", given)
         if s.audit_epsilons:
             given = {"data": self.pairs, "user_field": s.finetune.user_field}
-            self.canaries = self._add(
-                "canaries", canaries.STAGE, s.canaries, "Canaries", given
-            )
+            self.canaries = self.make("canaries", "canaries", "Canaries", given)
 
     def adapters(self) -> None:
         """Maps of a public encoder's queries; hard negatives are BM25's."""
@@ -324,169 +321,125 @@ class _Steps:
         given: dict[str, Any] = {"documents": s.embeddings, "queries": s.embeddings}
         if s.adapter_epsilons and s.adapter.unit != "pair":
             mining = {"pairs": self.pairs, "split": s.adapter.split}
-            mined = self._add("mined", mine.STAGE, s.mine, "Hard negatives", mining)
+            mined = self.make("mined", "mine", "Hard negatives", mining)
             given["hard_negatives.run"] = mined
         else:  # single pairs of a query can have none
             given["hard_negatives"] = HardNegativesSettings()
         for epsilon in s.adapter_epsilons:
             given.update(pairs=self.pairs, epsilon=epsilon)
-            self._add(
-                f"adapter_{row_part(epsilon)}",
-                train_adapter.STAGE,
-                s.adapter,
-                _labelled("Adapter", epsilon),
-                given,
-                chart="Retriever",
-            )
+            name, label = f"adapter_{row_part(epsilon)}", _labelled("Adapter", epsilon)
+            self.make(name, "adapter", label, given, chart="Retriever")
 
     def generators(self) -> None:
         """One generator and its set for each ε, all from the same public weights."""
         s = self.s
         if s.histogram_epsilon:
-            of_units = {name: getattr(s.finetune, name) for name in _OF_UNITS}
-            self.histogram = self._add(
-                f"histogram_{step_part(s.histogram_epsilon)}",
-                histogram.STAGE,
-                s.histogram,
-                "Histogram",
-                {"pairs": self.pairs, "epsilon": s.histogram_epsilon, **of_units},
-            )
+            given = {name: getattr(s.finetune, name) for name in _OF_UNITS}
+            given.update(pairs=self.pairs, epsilon=s.histogram_epsilon)
+            name = f"histogram_{step_part(s.histogram_epsilon)}"
+            self.histogram = self.make(name, "histogram", "Histogram", given)
         for epsilon in s.epsilons:
-            self.generated[epsilon] = self._generator(
-                f"generator_{step_part(epsilon)}",
-                _labelled("Generator", epsilon),
-                epsilon,
-                self.pairs,
-                chart="Generator",
+            given = {"pairs": self.pairs, "init": self.start, "epsilon": epsilon}
+            given["histogram"] = self.histogram if math.isfinite(epsilon) else ""
+            name = f"generator_{step_part(epsilon)}"
+            label = _labelled("Generator", epsilon)
+            self.generated[epsilon] = self.make(
+                name, "finetune", label, given, chart="Generator"
             )
         for epsilon, generator in self.generated.items():
+            given = {"generator": generator, "corpus": self.pairs}
+            given["histogram"] = self.histogram
             name = f"synthetic_{step_part(epsilon)}"
             label = _labelled("Synthetic", epsilon)
-            self._set(name, label, generator, set=row_part(epsilon))
-
-    def _generator(
-        self, name: str, label: str, epsilon: float, pairs: str, **shows: Any
-    ) -> StepOutput:
-        counted = self.histogram if math.isfinite(epsilon) and shows else ""
-        given = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
-        given["histogram"] = counted
-        return self._add(name, finetune.STAGE, self.s.finetune, label, given, **shows)
-
-    def _set(self, name: str, label: str, generator: str, **shows: Any) -> StepOutput:
-        given = {"generator": generator, "corpus": self.pairs}
-        given["histogram"] = self.histogram if shows else ""  # none of canaries
-        own = self.s.synthesize
-        made = self._add(name, synthesize.STAGE, own, label, given, **shows)
-        return StepOutput(f"{made}/{SET}")
+            self.make(name, "synthesize", label, given, set=row_part(epsilon))
 
     def retrievers(self) -> None:
         """The table's rows, all trained for the same steps from the same weights."""
-        s, plain = self.s, self.s.retriever
-        public, none = StepOutput(f"prepare/{SET}"), {"steps": 0, "epochs": 0.0}
-        # Of private pairs none is held out: the other rows search for public ones.
-        unseen = {"validation_pairs": 0}
-        self._row(BM25, "BM25")
-        rows: list[tuple[str, str, Any, Mapping[str, Any]]] = [
-            ("untrained", "Untrained encoder", plain, {"pairs": public, **none}),
-            (PUBLIC, "Public-only", plain, {"pairs": public}),
-            ("original", "Original pairs", plain, {"pairs": self.pairs, **unseen}),
-        ]
+        s, public = self.s, {"pairs": StepOutput(f"prepare/{SET}")}
+        self.systems[BM25] = BM25
+        self.row(BM25, "BM25", "", self.systems)
+        none = {**public, "steps": 0, "epochs": 0.0}
+        # No private pair is held out: the other rows search for public ones.
+        unseen = {"pairs": self.pairs, "validation_pairs": 0}
+        self._retriever("untrained", "Untrained encoder", none)
+        self._retriever(PUBLIC, "Public-only", public)
+        self._retriever("original", "Original pairs", unseen)
         for epsilon in s.epsilons:
-            pairs = {"pairs": StepOutput(f"synthetic_{step_part(epsilon)}/{SET}")}
-            label = _labelled("Synthetic", epsilon)
-            rows.append((f"synthetic_{row_part(epsilon)}", label, plain, pairs))
+            pairs = StepOutput(f"synthetic_{step_part(epsilon)}/{SET}")
+            name, label = f"synthetic_{row_part(epsilon)}", "Synthetic"
+            self._retriever(name, _labelled(label, epsilon), {"pairs": pairs})
         for epsilon in s.direct_epsilons:
-            given = {"pairs": self.pairs, "epsilon": epsilon}
-            given.update(steps=plain.steps, epochs=plain.epochs)
-            label = _labelled("Direct DP", epsilon)
-            rows.append((f"direct_{row_part(epsilon)}", label, s.direct, given))
-        for name, label, own, given in rows:
-            step = self._add(
-                f"retriever_{name}",
-                train_retriever.STAGE,
-                own,
-                f"Retriever: {label}",
-                {"init": s.retriever_init or self.start, **given},
-                chart="Retriever",
-            )
-            self._row(name, label, step)
+            given: dict[str, Any] = {"pairs": self.pairs, "epsilon": epsilon}
+            given.update(steps=s.retriever.steps, epochs=s.retriever.epochs)
+            name, label = f"direct_{row_part(epsilon)}", "Direct DP"
+            self._retriever(name, _labelled(label, epsilon), given, "direct")
         if s.embeddings:
-            self._row(ENCODER, "Encoder as it is")
+            self.systems[ENCODER] = EMBEDDINGS
+            self.row(ENCODER, "Encoder as it is", "", self.systems)
         for epsilon in s.adapter_epsilons:
             name = f"adapter_{row_part(epsilon)}"
-            self._row(name, _labelled("Adapter", epsilon), name)
+            self.row(name, _labelled("Adapter", epsilon), name, self.systems)
         if s.rerank:
-            public = f"{RERANKED}_{PUBLIC}"
-            step = self.start if isinstance(self.start, StepOutput) else ""
-            self._row(public, "BM25 reranked, public T5", step)
+            name, step = f"{RERANKED}_{PUBLIC}", "public_model" * bool(s.pretrain.steps)
+            self.rerankers[name] = s.init
+            self.row(name, "BM25 reranked, public T5", step, self.rerankers)
             for epsilon, generator in self.generated.items():
-                label = _labelled("BM25 reranked", epsilon)
                 name = f"{RERANKED}_{row_part(epsilon)}"
-                self._row(name, label, generator)
+                label = _labelled("BM25 reranked", epsilon)
+                self.row(name, label, generator, self.rerankers)
+
+    def _retriever(
+        self, name: str, label: str, given: Mapping[str, Any], own: str = "retriever"
+    ) -> None:
+        given = {"init": self.s.retriever_init or self.start, **given}
+        step, long = f"retriever_{name}", f"Retriever: {label}"
+        self.make(step, own, long, given, chart="Retriever")
+        self.row(name, label, step, self.systems)
 
     def evaluate(self) -> None:
         """Measures all rows, and compares all sets with private queries."""
-        s, own = self.s, self.s.evaluate
-        systems: dict[str, str] = {}
-        rerankers: dict[str, str] = {}
-        for row in self.rows:
-            name, step = row["name"], row["step"]
-            if name.startswith(f"{RERANKED}_"):
-                rerankers[name] = StepOutput(step) if step else s.init
-            else:
-                where = {BM25: BM25, ENCODER: EMBEDDINGS}.get(name)
-                systems[name] = where or StepOutput(step)
-        own_queries = [n for n in systems if n == ENCODER or n.startswith("adapter_")]
-        embedded = dict.fromkeys(own_queries, s.embeddings)
-        given = {
+        adapted = [name for name in self.systems if name.startswith("adapter_")]
+        own = [name for name in (ENCODER, *adapted) if name in self.systems]
+        embedded = dict.fromkeys(own, self.s.embeddings)
+        given: dict[str, Any] = {
             "data": self.pairs,
-            "systems": systems,
+            "systems": self.systems,
             "indexes": embedded,
             "query_embeddings": embedded,
-            "rerankers": rerankers,
+            "rerankers": self.rerankers,
             "synthetic": {
                 row_part(e): StepOutput(f"synthetic_{step_part(e)}/{SET}")
                 for e in self.generated
             },
             "baseline": PUBLIC,
-            "baselines": dict.fromkeys([n for n in embedded if n != ENCODER], ENCODER),
+            "baselines": dict.fromkeys(adapted, ENCODER),
         }
-        if not self.generated:  # these settings are of the examples alone
+        if not self.generated:  # these settings are for the examples alone
             default = evaluate.STAGE.Settings()
-            given.update(similarity_split=default.similarity_split)
-            given.update(similarity=default.similarity)
-        if rerankers and not own.rerank.baseline:
+            given["similarity_split"] = default.similarity_split
+            given["similarity"] = default.similarity
+        if self.rerankers:
             given["rerank.baseline"] = f"{RERANKED}_{PUBLIC}"
-        if s.fit_rerank:
-            given["rerank.fit"] = StepOutput(f"prepare/{SET}")
-        self._add(
-            "evaluation", evaluate.STAGE, own, "Evaluation", given, rows=self.rows
-        )
+        self.make("evaluation", "evaluate", "Evaluation", given, rows=self.rows)
 
     def audit(self) -> None:
         """Generators that are trained on canaries, and attacked."""
         for epsilon in self.s.audit_epsilons:
             part = step_part(epsilon)
+            given = {"pairs": StepOutput(f"{self.canaries}/{DATA}"), "epsilon": epsilon}
+            given["init"] = self.start
             label = _labelled("Audited generator", epsilon)
-            pairs = StepOutput(f"{self.canaries}/{DATA}")
-            generator = self._generator(f"audited_{part}", label, epsilon, pairs)
-            written = self._set(
-                f"audited_synthetic_{part}",
-                _labelled("Audited set", epsilon),
-                generator,
-            )
+            generator = self.make(f"audited_{part}", "finetune", label, given)
+            given = {"generator": generator, "corpus": self.pairs}
+            label = _labelled("Audited set", epsilon)
+            written = self.make(f"audited_synthetic_{part}", "synthesize", label, given)
             given = {"canaries": StepOutput(self.canaries), "generator": generator}
-            self._add(
-                f"audit_{part}",
-                audit.STAGE,
-                self.s.audit,
-                _labelled("Audit", epsilon),
-                {**given, "synthetic": written},
-            )
+            given["synthetic"] = StepOutput(f"{written}/{SET}")
+            self.make(f"audit_{part}", "audit", _labelled("Audit", epsilon), given)
 
 
 def _labelled(what: str, epsilon: float) -> str:
-    return f"{what}, ε = {epsilon_symbol(epsilon)}"
+    return f"{what}, ε = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
 
 
 STAGE = Pipeline()

@@ -16,7 +16,6 @@ such queries.
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,9 +30,15 @@ from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.settings import Rule, nested, setting
-from tfdpsq.run.report import tables
-from tfdpsq.run.report.tables import CANARIES, EXAMPLES, SIMILARITY, ZERO_SHOT, Row
-from tfdpsq.run.report.wording import step_part
+from tfdpsq.run.report import content, tables
+from tfdpsq.run.report.tables import (
+    CANARIES,
+    EXAMPLES,
+    RETRIEVAL,
+    SIMILARITY,
+    ZERO_SHOT,
+    Row,
+)
 from tfdpsq.run.stages import (
     audit,
     canaries,
@@ -96,7 +101,6 @@ class Reproduce(Job):
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, for each seed."""
         wanted = _wanted(s)
-        tables.check(wanted)
         made = _Rows(s, wanted)
         for seed in s.seeds:
             made.measure(seed)
@@ -107,18 +111,42 @@ class Reproduce(Job):
     def finish(
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
     ) -> str:
-        """Writes the tables; returns them as text."""
-        outputs = {each.step.name: each.place for each in planned}
-        private = workdir / places.PRIVATE
-        if any(t["measure"] == EXAMPLES for t in _wanted(s).values()):
-            with places.owner_only():
-                reads = records.private_reads(private)
-                reads.record("some private queries as they are", "examples.html")
-        compared = tables.Compared(outputs, s.seeds, s.resamples)
-        own = s.job.evaluate.similarity_split, s.job.examples
-        found = compared.all(_wanted(s), _data(s)[0], *own)
-        tables.write(private, found)
-        return f"\n{tables.as_text(found)}\n\n{private / tables.PAGE_FILE}"
+        """Writes the tables; returns what holds of the paper's orderings."""
+        paths = {each.step.name: each.place.path for each in planned}
+        outs = {  # by seed
+            kind: [paths[n] for seed in s.seeds if (n := f"seed{seed}_{kind}") in paths]
+            for kind in (RETRIEVAL, ZERO_SHOT)
+        }
+        found: dict[str, Any] = {
+            "tables": {},
+            "seeds": list(s.seeds),
+            "seconds": {e.step.name: records.seconds(e.place) for e in planned},
+            "versions": records.versions(),
+        }
+        private, examples = workdir / places.PRIVATE, []
+        for name, table in _wanted(s).items():
+            rows = tables.rows_of(table)
+            if table["measure"] == EXAMPLES:
+                sets = {
+                    r.name: paths[f"seed{s.seeds[0]}_synthetic_{r.part}"] for r in rows
+                }
+                with places.owner_only():
+                    reads = records.private_reads(private)
+                    reads.record("some private queries as they are", "examples.html")
+                folders = {r: pathlib.Path(path) / SET for r, path in sets.items()}
+                split = s.job.evaluate.similarity_split
+                examples = content.examples(_data(s)[0], split, s.job.examples, folders)
+                continue
+            ours: tables.Cells
+            if table["measure"] == CANARIES:
+                ours = {
+                    r.name: tables.canary_cells(paths[f"audit_{r.part}"]) for r in rows
+                }
+            else:
+                ours = tables.read_cells(table, outs[RETRIEVAL], outs[ZERO_SHOT])
+            found["tables"][name] = tables.compared(table, ours, s.resamples)
+        text = tables.write(private, found, examples)
+        return f"\n{text}\n\n{private / tables.PAGE_FILE}"
 
 
 def _wanted(s: Reproduce.Settings) -> dict[str, Any]:
@@ -185,9 +213,8 @@ class _Rows:
             raise InputError(f"sizes.{size}.init is ''. Give a T5 of this size.")
         if not self.job.pretrain.steps:
             return init
-        own = pretrain.STAGE.Settings(**vars(self.job.pretrain))
         given = {"data": self.job.data, "init": init}
-        return self._step(f"t5_{size}", pretrain.STAGE, own, given)
+        return self._step(f"t5_{size}", pretrain.STAGE, self.job.pretrain, given)
 
     def _generated(
         self, row: Row, names: tuple[str, str], pairs: str, seed: int, **changes: Any
@@ -204,8 +231,7 @@ class _Rows:
         return generator, StepOutput(f"{written}/{SET}")
 
     def _set(self, row: Row, seed: int) -> StepOutput:
-        part = f"{row.size}_{step_part(row.epsilon)}"
-        names = f"seed{seed}_generator_{part}", f"seed{seed}_synthetic_{part}"
+        names = f"seed{seed}_generator_{row.part}", f"seed{seed}_synthetic_{row.part}"
         return self._generated(row, names, self._data, seed)[1]
 
     def _retriever(self, row: Row, seed: int) -> StepOutput:
@@ -231,7 +257,7 @@ class _Rows:
         shared = "k index dtype resamples seed batch_size shard_documents".split()
         common = {name: getattr(own, name) for name in shared}
         compared = {r.name: self._set(r, seed) for r in self.of(SIMILARITY, EXAMPLES)}
-        searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
+        searched = {r.name: self._retriever(r, seed) for r in self.of(RETRIEVAL)}
         similar = {row.name: compared[row.name] for row in self.of(SIMILARITY)}
         if searched or similar:
             given = {"data": self._data, "systems": {BM25: BM25, **searched}, **common}
@@ -251,12 +277,13 @@ class _Rows:
         """Adds a generator that is trained on canaries, and its audit."""
         given = {"data": self._data, "user_field": self.job.finetune.user_field}
         made = self._step("canaries", canaries.STAGE, self.job.canaries, given)
-        part = f"{row.size}_{step_part(row.epsilon or math.inf)}"
-        names, data = (f"audited_{part}", f"audited_synthetic_{part}"), f"{made}/{DATA}"
+        names = f"audited_{row.part}", f"audited_synthetic_{row.part}"
         changes = self.s.audit
-        generator, written = self._generated(row, names, StepOutput(data), 0, **changes)
+        generator, written = self._generated(
+            row, names, StepOutput(f"{made}/{DATA}"), 0, **changes
+        )
         given = {"canaries": made, "generator": generator, "synthetic": written}
-        self._step(f"audit_{part}", audit.STAGE, self.job.audit, given)
+        self._step(f"audit_{row.part}", audit.STAGE, self.job.audit, given)
 
 
 STAGE = Reproduce()
