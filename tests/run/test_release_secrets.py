@@ -6,15 +6,11 @@ tested here, too.
 """
 
 import base64
-import dataclasses
 import gzip
 import json
 import pathlib
 import re
-import secrets
-import shutil
 import stat
-import time
 import zipfile
 
 import numpy as np
@@ -25,8 +21,6 @@ from helpers.secret_search import Secret, find_secrets
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.randomness.noise import DRAWS
 from tfdpsq.privacy.randomness.secure import derived_seed
-from tfdpsq.run.frame import runner, settings
-from tfdpsq.run.frame.places import Place
 from tfdpsq.run.frame.progress import LOG_FILE, read_points
 
 pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
@@ -197,44 +191,6 @@ def test_no_entry_of_the_release_is_called_a_time(job):
     assert not [key for key in told if _TIMES.search(key)]
     results = json.loads((job.directory / "private" / "results.json").read_text())
     assert any(map(_TIMES.search, _keys_of(results)))  # no blind search
-
-
-@dataclasses.dataclass(frozen=True)
-class _NoSettings(settings.Settings):
-    pass
-
-
-class _Pass(runner.ShardedStage):
-    name, Settings = "pass", _NoSettings
-
-    def parts(self, c):
-        return (1, 2)
-
-    def start(self, c):
-        return lambda index, out: open(out.path("row"), "w").close()
-
-    def merge(self, c, shards):
-        (c.out / "result.txt").write_text("done")
-        return {"rows": 3}
-
-
-def test_stage_writes_the_same_however_long_it_took(tmp_path, monkeypatch):
-    """The same bytes whether its clock runs fast or slow: times are private."""
-    monkeypatch.setattr(secrets, "token_hex", lambda length: "0" * 2 * length)
-    out = tmp_path / "stage"
-
-    def written(speed):
-        with monkeypatch.context() as patch:
-            for name in ("time", "monotonic", "perf_counter"):
-                own = getattr(time, name)
-                patch.setattr(time, name, lambda own=own: 1e9 + speed * own())
-            runner.execute(_Pass(), _NoSettings(), Place.of(out))
-        found = {path.name: path.read_bytes() for path in out.rglob("*")}
-        shutil.rmtree(out)
-        return found
-
-    slow, fast = written(1), written(1000)
-    assert set(slow) == {"result.txt", "stage.json"} and slow == fast
 
 
 def test_finished_job_kept_its_seeds_nowhere(job):
