@@ -89,7 +89,7 @@ def run(options):
         generator = private / f"generator_{name}"
         execute(finetune.STAGE, generator, training)
         writing = job.synthesize.to_dict()
-        writing |= {"generator": str(generator), "corpus": data, "query_length": 24}
+        writing |= {"generator": str(generator), "corpus": data, "max_length": 24}
         written = private / f"synthetic_{name}"
         limit = {"max_documents": options.documents}
         execute(synthesize.STAGE, written, {**writing, **limit})
@@ -97,7 +97,6 @@ def run(options):
             "canaries": str(private / "canaries"),
             "generator": str(generator),
             "synthetic": str(written),
-            "other_splits": ("dev",),
             "members": options.members,
         }
         out = private / f"audit_{name}"
