@@ -19,7 +19,6 @@ from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import audit
 from tfdpsq.run.stages.canaries import STAGE as CANARIES
 from tfdpsq.run.stages.finetune import STAGE as FINETUNE
-from tfdpsq.run.stages.synthesize import STAGE as SYNTHESIZE
 from tfdpsq.run.stages.train_retriever import STAGE as TRAIN_RETRIEVER
 from tfdpsq.validation import InputError
 
@@ -30,7 +29,7 @@ TRIALS, CANDIDATES, COINS = 2, 20, 30
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Pairs with canaries, a generator trained on them, its set, and the audit."""
+    """Pairs with canaries, a generator trained on them, a set, and the audit."""
     base = tmp_path_factory.mktemp("audit")
     digits = (" ".join("0123456789"),) * 40
     tiny.write_start(base, dropout=0.1, further=digits, train=120)
@@ -48,15 +47,12 @@ def base(tmp_path_factory):
         n_is_public=True,
         accountant="rdp",
     )
-    framed.run(
-        SYNTHESIZE,
-        base / "private" / "synthetic",
-        generator=str(base / "private" / "generator"),
-        corpus=str(base / "pairs"),
-        batch_size=16,
-        max_documents=32,
-    )
-    _audit(base, "private/audit", synthetic=str(base / "private" / "synthetic" / "set"))
+    pairs = BeirDirectory(base / "pairs").pairs("train")[:32]
+    rows = [(pair.query, pair.document_id, pair.document) for pair in pairs]
+    certificate = read_certificate(base / "private" / "generator")
+    tiny.write_public_pairs(base, 4)
+    written = tiny.write_set(base / "private" / "set", rows, certificate)
+    _audit(base, "private/audit", synthetic=written)
     return base
 
 
@@ -203,7 +199,8 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
     """Their text is the secret, which the generator would only have to copy."""
     texts = {"d3": "open a file", f"{canary_set.ID_PREFIX}0-1": "open 0123456789"}
     rows = ((query, document, "A text.") for document, query in texts.items())
-    tiny.write_set(tmp_path / "set", rows)
+    certificate = read_certificate(base / "private" / "generator")
+    tiny.write_set(tmp_path / "set", rows, certificate)
     s = audit.Audit.Settings(**_settings(base, synthetic=str(tmp_path / "set")))
     place = Place.of(tmp_path / "private" / "audit")
     c = runner.Context(s, runner.open_inputs(s), place, None, {})
@@ -245,6 +242,7 @@ def test_canaries_cannot_be_asked_for_after_training(base):
         ({"generator": "{base}/public"}, "finetune did not train from a T5"),
         ({"members": 1}, "members is 1"),
         ({"synthetic": "{base}/pairs"}, "Give a set of queries"),
+        ({"synthetic": "{base}/public_queries"}, "another certificate"),
     ],
 )
 def test_worthless_audits_are_refused(base, options, message):
