@@ -68,7 +68,7 @@ def run(python: str, *words: str) -> None:
 
     Args:
       python: what `make` returned.
-      *words: the command, such as "-m", "tfdpsq.run.verify", "certificate.json".
+      *words: the command, such as "-m", "tfdpsq.run", "verify", "certificate.json".
 
     Raises:
       RuntimeError: it failed; its own message stands above.

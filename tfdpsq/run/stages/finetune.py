@@ -248,7 +248,7 @@ def load_generator(c: Context, preprocessor: Preprocessor) -> T5QueryGenerator:
     options, tuned = (s.dtype, s.rematerialize, length), 0
     if init is not None:
         model = T5QueryGenerator.from_preset(init.path, *options)
-        tuned = checkpoints.open_checkpoint(init.path).soft_prompt_length()
+        tuned = checkpoints.open_checkpoint(init.path).soft_prompt
     else:
         model = T5QueryGenerator(T5Config(**vars(s.t5)), *options)
     tokenizer = preprocessor.tokenizer
