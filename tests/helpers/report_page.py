@@ -28,7 +28,6 @@ def row(name, epsilon, ndcg, difference=None):
 def report(**changes):
     worse = {"difference": -0.054, "ci": [-0.066, -0.042], "p": 0.0002}
     steps = list(range(0, 1000, 10))
-    loss = {"step": steps, "loss": [9 - s / 200 for s in steps], "unit": "nats"}
     return {
         "title": "Quickstart",
         "created": "2026-11-21 10:00",
@@ -38,13 +37,12 @@ def report(**changes):
             row("original", math.inf, 0.167),
             row("synthetic_dp", 7.983, 0.06, worse),
         ],
-        "curves": {
-            "T5, ε = 8": {**loss, "chart": "Generators"},
-            "original": {**loss, "chart": "Retrievers"},
+        "losses": {
+            "Generator": {"T5, ε = 8": (steps, [9 - s / 200 for s in steps])},
+            "Retriever": {"original": (steps, [4.0 for _ in steps])},
         },
-        "epsilon_curves": {
-            "T5, ε = 8": {"step": steps, "epsilon": [0.008 * s for s in steps]},
-        },
+        "spent": {"T5, ε = 8": (steps, [0.008 * s for s in steps])},
+        "queries": 12,
         "examples": [
             {
                 "document": "Return the sorted list.",

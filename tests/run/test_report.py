@@ -50,7 +50,7 @@ def test_markup_in_any_text_is_shown_and_not_obeyed(tmp_path):
     KEYS = {*_report(), *_row("a", 1.0, 0.1), *certificate}
     for part in certificate.values():
         KEYS |= part.keys() if isinstance(part, dict) else set()
-    KEYS |= {"step", "loss", "epsilon", "chart", "unit", "difference", "ci", "p"}
+    KEYS |= {"Generator", "Retriever", "difference", "ci", "p"}
     KEYS |= {"document", "original_query", "synthetic", "queries", "bleu"}
 
     path = tmp_path / "report.html"
@@ -131,7 +131,7 @@ def test_bounds_are_rounded_to_the_side_on_which_they_hold():
 def _guarantee_text(tmp_path, *certificates):
     """Returns the guarantee's section of a report, as its reader sees it."""
     items = {f"T5 {number}": each for number, each in enumerate(certificates)}
-    page = _write(tmp_path, certificates=items, curves={}, epsilon_curves={})
+    page = _write(tmp_path, certificates=items, losses={}, spent={})
     text = _text(page)
     start = text.index(" Privacy ")
     return text[start : text.index(" Cost ", start)]

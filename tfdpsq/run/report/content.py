@@ -17,7 +17,6 @@ from tfdpsq.run.frame.progress import LOG_FILE, read_points
 METRICS = ("ndcg@10", "recall@10")
 _REMEDY = "Move its directory away: it is made again."
 _CONSIDERED = 1000  # pairs from which examples are taken, at least
-_UNITS = {"Generator": "nats per token", "Retriever": "nats per query"}
 
 
 def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
@@ -30,7 +29,8 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
     """
     steps = {each.step.name: each for each in planned}
     (evaluated,) = (e for e in planned if e.step.stage.name == "evaluate")
-    metrics = io.read_json(pathlib.Path(evaluated.place.path, "metrics.json"), _REMEDY)
+    out = evaluated.place.path
+    metrics = io.read_json(pathlib.Path(out, "metrics.json"), _REMEDY)
     sets = {e.step.label: e for e in planned if "set" in e.step.shows}
     return {
         "title": "Synthetic queries from private pairs",
@@ -60,32 +60,12 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
         ),
         "versions": records.versions(),
         "fingerprints": {
-            "corpus": _made_from(steps["prepare"]),
-            "pairs": _made_from(evaluated),
+            "pairs": (records.read_stage(out) or {})["depends"]["inputs"].get("data"),
             "code": code_fingerprint(),
         },
-        "notes": [
-            f"{metrics['queries']} test queries. "
-            + "; ".join(f"{k}: {v}" for k, v in metrics["rules"].items())
-            + ".",
-            "Every retriever but the untrained one was trained for "
-            + (f"{s.retriever.epochs:g} epochs" if s.retriever.epochs else "")
-            + (f"{s.retriever.steps} steps" if s.retriever.steps else "")
-            + " from the same weights.",
-            "Synthetic queries were written for documents "
-            + (
-                "of the training pairs, declared public; no ε covers which those are."
-                if s.synthesize.documents == "train"
-                else "chosen from the whole corpus without looking at private queries."
-            ),
-        ],
+        "notes": [f"{name}: {rule}" for name, rule in metrics["rules"].items()],
+        "queries": metrics["queries"],
     }
-
-
-def _made_from(planned: Planned) -> str | None:
-    """Returns the fingerprint of a step's data."""
-    record = records.read_stage(planned.place.path) or {}
-    return record["depends"]["inputs"].get("data")
 
 
 def _row(
@@ -126,27 +106,22 @@ def _difference(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _training(runs: Sequence[Planned]) -> dict[str, Any]:
     """Returns curves of training runs, and each certificate once, by label."""
-    curves, epsilons, certificates = {}, {}, dict[str, Any]()
+    losses: dict[str, dict[str, Any]] = {}
+    spent, certificates = {}, dict[str, Any]()
     for each in runs:
         label, kind = each.step.label, each.step.shows["chart"]
         points = [p for p in read_points(each.place.logs / LOG_FILE) if "step" in p]
-        losses = [(p["step"], float(p["loss"])) for p in points if "loss" in p]
-        if losses:
-            steps, values = zip(*losses)
-            curves[label] = {"step": steps, "loss": values, "chart": f"{kind}s"}
-            curves[label]["unit"] = _UNITS[kind]
+        lossy = [(p["step"], float(p["loss"])) for p in points if "loss" in p]
+        if lossy:
+            losses.setdefault(kind, {})[label] = tuple(zip(*lossy))
         certificate = read_certificate(each.place.path)
         if certificate is None or certificate in certificates.values():
             continue
         certificates[label] = certificate
-        spent = [(p["step"], p["epsilon"]) for p in points if "epsilon" in p]
-        if spent and certificate["private"]:
-            epsilons[label] = dict(zip(("step", "epsilon"), zip(*spent)))
-    return {
-        "curves": curves,
-        "epsilon_curves": epsilons,
-        "certificates": certificates,
-    }
+        paid = [(p["step"], p["epsilon"]) for p in points if "epsilon" in p]
+        if paid and certificate["private"]:
+            spent[label] = tuple(zip(*paid))
+    return {"losses": losses, "spent": spent, "certificates": certificates}
 
 
 def examples(

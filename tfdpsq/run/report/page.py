@@ -23,6 +23,7 @@ RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
 _METRIC, _FUSED = METRICS[0], "fused_ndcg@10"
 _COLORS = {"protected": 0, "unprotected": 1, "none": 2}  # of rows
 _BESIDE = ("bm25", "public_only", "original")  # rows that the answer is beside
+_UNITS = {"Generator": "nats per token", "Retriever": "nats per query"}
 _FOOTNOTES = {
     "bm25": "Words in common; nothing is trained.",
     "untrained": "The weights that every other retriever starts from.",
@@ -31,7 +32,8 @@ _FOOTNOTES = {
     "synthetic": "Trained on synthetic queries alone.",
     "direct": "Trained on the private pairs by DP-SGD.",
     "encoder": "Embeddings by an encoder that saw no private pair.",
-    "adapter": "A matrix on that encoder's query embeddings, trained on private pairs.",
+    "adapter": "A matrix on its query embeddings, trained on private pairs; compared "
+    "with the encoder as it is.",
     "reranked": "BM25's best documents, ordered by BM25 and by how likely a T5 finds "
     "the query; compared with the public T5.",
 }
@@ -98,7 +100,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of `report.html.j2`."""
     rows, certificates = report["rows"], report["certificates"]
     notes = list(dict.fromkeys(map(_footnote, rows)))
-    spent = {n: (c["step"], c["epsilon"]) for n, c in report["epsilon_curves"].items()}
+    spent = report["spent"]
     return {
         **report,
         "answer": _answer(rows),
@@ -112,7 +114,10 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         "attacks": ATTACKS,
         "protected": [c for c in certificates.values() if c["private"]],
         "spent": plots.lines(spent, "ε spent, by step", "ε") if spent else None,
-        "losses": _losses(report["curves"]),
+        "losses": [
+            plots.lines(curves, f"{kind}s: training loss", _UNITS[kind])
+            for kind, curves in report["losses"].items()
+        ],
         "total": sum(report["seconds"].values()),
     }
 
@@ -179,14 +184,3 @@ def _over(found: Mapping[str, Any] | None) -> Any:
         return MISSING
     low, high = found["ci"]
     return f"{found['difference']:+.4f}", f"{low:+.4f} to {high:+.4f}"
-
-
-def _losses(curves: Mapping[str, Mapping[str, Any]]) -> list[plots.Plot]:
-    charts: dict[tuple[str, str], dict[str, Any]] = {}
-    for run, curve in curves.items():
-        drawn = charts.setdefault((curve["chart"], curve["unit"]), {})
-        drawn[run] = curve["step"], curve["loss"]
-    return [
-        plots.lines(of, f"{kind}: training loss", unit)
-        for (kind, unit), of in charts.items()
-    ]
