@@ -36,13 +36,7 @@ from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, TopP
 from tfdpsq.run.common import attacks, canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import (
-    Artefact,
-    Canaries,
-    Generator,
-    Pairs,
-    SyntheticSet,
-)
+from tfdpsq.run.frame.artefacts import Canaries, Generator, Pairs, SyntheticSet
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
@@ -135,7 +129,7 @@ class Subject:
       c: what the stage runs with.
       made: the canaries.
       pairs: those with the canaries.
-      model: the generator, with its preprocessor.
+      model, preprocessor: the generator's.
       documents: id -> content of the documents of canaries.
       queries: (document id, query) of the synthetic set; `None` without one.
     """
@@ -149,13 +143,15 @@ class Subject:
         with c.scope():
             self.model = T5QueryGenerator.from_preset(generator.path)
             start = T5QueryGenerator.from_preset(generator.facts["init"])
-            own, size = self.model.preprocessor, c.settings.batch_size
+            own: Any = self.model.preprocessor
+            size = c.settings.batch_size
             self._own = QueryLikelihood(self.model, own, size)
             self._start = QueryLikelihood(start, own, size)
         wanted = {canary.document_id for canary in self.made}
         documents = self.pairs.documents()
         self.documents = {d.id: d.content for d in documents if d.id in wanted}
         attacks.require_whole(self.made, self.documents, own)
+        self.preprocessor = own
         self.queries: list[tuple[str, str]] | None = None
         if c.given["synthetic"] is not None:
             # Of documents that end with a secret, queries were written with it in view.
@@ -202,7 +198,7 @@ class Subject:
         return (row.query for row in rows)
 
 
-def _require_trained_on(generator: str, pairs: Artefact) -> None:
+def _require_trained_on(generator: str, pairs: Any) -> None:
     private = Place.of(generator).private
     stage = records.read_stage(generator) or {"depends": {"inputs": {}}}
     trained = stage["depends"]["inputs"].get("pairs")
@@ -288,7 +284,7 @@ def _membership(subject: Subject) -> dict[str, Any]:
     members, others = attacks.members_of(subject.pairs, split, s.members, s.seed)
     pairs, inside = [*members, *others], np.arange(2 * len(members)) < len(members)
     scores, found = subject.scores(pairs), {}
-    _, tokens = subject.model.preprocessor.queries(pair.query for pair in pairs)
+    _, tokens = subject.preprocessor.queries(pair.query for pair in pairs)
     by_attack = {
         "loss": scores / np.asarray(tokens),
         **subject.attacked(pairs, "likelihood_ratio", scores),
