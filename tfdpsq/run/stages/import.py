@@ -38,7 +38,6 @@ from tfdpsq.data import importing, tables
 from tfdpsq.run.common.text_corpus import Table
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Pairs
-from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
@@ -130,10 +129,6 @@ class Import(Stage):
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
         """Those of `Pairs`."""
         return {"raw": True}
-
-    def privacy(self, s: Settings, given: Given) -> Privacy:
-        """Returns PRIVATE: the output holds the queries."""
-        return Privacy.PRIVATE
 
     def run(self, c: Context) -> dict[str, Any]:
         """Raises InputError if no row is left, DataError for a malformed file."""

@@ -24,7 +24,6 @@ from tfdpsq.data.io import atomic_write, write_json
 from tfdpsq.run.common.text_corpus import Texts, read_texts
 from tfdpsq.run.frame import runner, settings, shards
 from tfdpsq.run.frame.artefacts import Pairs
-from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
@@ -64,10 +63,6 @@ class Overlap(runner.ShardedStage):
                 f"data is {s.data} and corpus {s.corpus}. Give a BEIR directory, and "
                 "one text corpus or more."
             )
-
-    def privacy(self, s: Settings, given: Given) -> Privacy:
-        """Returns PRIVATE: examples are private queries."""
-        return Privacy.PRIVATE
 
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
         """Which private queries are public texts."""
