@@ -45,7 +45,6 @@ def rows(options):
     """
     k = options.k
     words = {"min_words": 3, "duplicates": True}
-    known = {"min_known": 1.0}
 
     def judged(judge):
         return {"round_trip": {"retriever": judge, "k": k}}
@@ -54,11 +53,10 @@ def rows(options):
         PUBLIC: None,
         REFERENCE: None,
         "words_duplicates": words,
-        "known_words": known,
         "round_trip_bm25": judged(round_trip.BM25),
         "round_trip_public": judged(f"@{PUBLIC}"),
         "round_trip_own": judged(f"@{REFERENCE}"),
-        "all": {**words, **known, **judged(round_trip.BM25)},
+        "all": {**words, **judged(round_trip.BM25)},
     }
     wanted = [REFERENCE, *(options.only or found)]
     return {name: settings for name, settings in found.items() if name in wanted}
@@ -68,7 +66,7 @@ def one_seed(options, seed):
     """Runs the missing stages of one seed.
 
     Returns:
-      {row: [queries] NDCG@10}, and {filtered row: content of `filter.json`}.
+      {row: [queries] NDCG@10}, and {filtered row: `result` of `stage.json`}.
     """
     job = jobs.quickstart_job()
     job.finetune.steps = options.generator_steps
@@ -128,7 +126,7 @@ def one_seed(options, seed):
             own.retriever = judge(own.retriever.removeprefix("@"))
         out = home / "filtered" / name
         filter_stage.run(config, out)
-        counts[name] = json.loads((out / filter_stage.COUNTS_FILE).read_text("utf-8"))
+        counts[name] = json.loads((out / "stage.json").read_text("utf-8"))["result"]
         return retriever(name, out / layout.SET)
 
     found = {}

@@ -1,7 +1,7 @@
 """BM25 reranked by generators: what private queries are worth, with and without ε.
 
     python tests/benchmarks/reranking.py --workdir DIR [--config quickstart] \
-        [--data DIR] [--seeds 0 1 2] [--epsilons 3 8 16] [--fit] [--finished]
+        [--data DIR] [--seeds 0 1 2] [--epsilons 3 8 16] [--finished]
 
 Runs a job of `configs/` without its retrievers, once per seed, into DIR/seed0 and so
 on: the public T5, generators of every ε, and BM25's best documents ordered by each.
@@ -12,8 +12,7 @@ Prints one JSON line: NDCG@10 on the test queries, by row and seed; differences 
 over seeds, paired by query, with 95 % intervals; `share_of_gain`, how much of the
 unprotected generator's gain over the public T5 each ε keeps; and `by_weight`, NDCG@10
 with other weights of the likelihood, from the same runs: a look at the test queries
-that nothing is chosen by. With `--fit` the weight is that which is best for the public
-T5 on sentences of the documents.
+that nothing is chosen by.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from quickstart import METRIC, RERANKED, ROOT, comparison, values
 from tfdpsq import evaluation
 from tfdpsq.evaluation import ranked
 from tfdpsq.run import pipeline
-from tfdpsq.run.core import layout
 from tfdpsq.run.reporting.content import Row
 
 WEIGHTS = (0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3)
@@ -80,10 +78,9 @@ def values_by_weight(evaluated, config):
     runs = evaluated / "runs"
     base = evaluation.read_trec_run(runs / "bm25.trec")
     qrels = evaluation.read_trec_qrels(evaluated / "qrels.trec")
-    notes = json.loads((evaluated / layout.METRICS_FILE).read_text())["settings"]
-    rerank, found = config.evaluate.rerank, {}
+    own, found = config.evaluate.rerank, {}
     for path in runs.glob("reranked_*.trec"):
-        run, own = evaluation.read_trec_run(path), notes.get(path.stem, rerank)
+        run = evaluation.read_trec_run(path)
         by_weight = {}
         for weight in WEIGHTS:
             scores = {}
@@ -146,7 +143,6 @@ def main():
     parser.add_argument(
         "--epsilons", type=float, nargs="+", help="of generators; inf is added"
     )
-    parser.add_argument("--fit", action="store_true", help="the weight, see above")
     parser.add_argument("--finished", action="store_true", help="run nothing")
     options = parser.parse_args()
     config_file = ROOT / "configs" / f"{options.config}.py"
@@ -156,7 +152,6 @@ def main():
         config = get_config()
         config.data, config.seed = options.data, seed
         config.pretrain.steps = options.pretrain_steps
-        config.fit_rerank = options.fit
         config.direct_epsilons = ()  # not run, and its batch may exceed other data
         if options.epsilons:
             config.epsilons = (math.inf, *options.epsilons)
@@ -165,7 +160,7 @@ def main():
             run(config, workdirs[-1])
     of = {"config": options.config, "data": pathlib.Path(options.data).name}
     found = {**summary(workdirs), "by_weight": by_weight(workdirs, config)}
-    print(json.dumps({**of, "fit": options.fit, **found}))
+    print(json.dumps({**of, **found}))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ STAGES = {
     "filter_bm25": ("filter", {**_FILTER, "round_trip.retriever": "bm25"}),
     "filter_words": (
         "filter",
-        {**_FILTER, "synthetic": "{set}", "duplicates": "True", "min_known": "0.5"},
+        {**_FILTER, "synthetic": "{set}", "duplicates": "True"},
     ),
     "train_retriever": (
         "train_retriever",

@@ -9,7 +9,7 @@ from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, read_synthetic, train_vocabulary
+from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import measures
 from tfdpsq.generator import T5QueryGenerator
@@ -97,9 +97,8 @@ def test_queries_that_are_documents_find_k_others(base, tmp_path):
         assert metrics["fused"]["a"][name] == pytest.approx(value, abs=1e-9), name
 
 
-def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base):
-    """The weight from a search by hand; shards give the run of the whole corpus."""
-    public = str(base / "public_queries")
+def test_systems_are_fused_with_bm25_over_shards(base):
+    """Shards give the run of the whole corpus."""
     metrics = _run(
         base,
         base / "private" / "fused",
@@ -108,7 +107,7 @@ def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base):
         k=20,
         batch_size=16,
         shard_documents=30,
-        fusion={"base": "words", "fit": public, "fit_queries": 30},
+        fusion={"base": "words", "weights": {"a": 0.45}},
     )
     runs = dict(zip(("a", "words"), _runs(base / "private" / "fused", "a", "words")))
     beir = BeirDirectory(base / "pairs")
@@ -116,27 +115,14 @@ def test_systems_are_fused_with_bm25_at_a_weight_fitted_on_public_queries(base):
     assert all(set(run) <= set(qrels) for run in runs.values())
     assert list(metrics["fused"]) == ["a"]
     assert "difference_to_baseline" in metrics["systems"]["words"]
-
-    # Queries to fit on are spread evenly over the set, first and last included.
-    rows = list(read_synthetic(public))
-    picked = [rows[int(i)] for i in np.linspace(0, len(rows) - 1, 30)]
-    queries = {row.query_id: row.query for row in picked}
     documents = {document.id: document.content for document in beir.documents()}
-    dense = _dense(base, {**queries, **beir.queries()}, documents, 20)
+    dense = _dense(base, beir.queries(), documents, 20)
     for query in qrels:
         assert set(runs["a"][query]) == set(dense[query])
-    weight, value = evaluation.fit_weight(
-        evaluation.BM25(documents).search(queries, 20),
-        {query: dense[query] for query in queries},
-        {row.query_id: {row.document_id: 1} for row in picked},
-        "scores",
-        k=20,
-    )
-    found = metrics["fused"]["a"]
-    assert found["weight"] == weight and found["fitted"] == pytest.approx(value)
-    weights = [1 - weight, weight]
-    fused = evaluation.fuse([runs["words"], runs["a"]], weights, "scores", 20)
+    fused = evaluation.fuse([runs["words"], runs["a"]], [0.55, 0.45], "scores", 20)
     expected = evaluation.evaluate_run(qrels, fused, METRICS).means
+    found = metrics["fused"]["a"]
+    assert found["weight"] == 0.45
     for metric in METRICS:
         assert found[metric] == pytest.approx(expected[metric], abs=1e-6), metric
 
@@ -159,7 +145,7 @@ def _dense(base, queries, documents, k):
 
 
 def test_embeddings_that_exist_are_searched_by_id(base, tmp_path):
-    """With an adapter, whose encoder must be theirs; and a weight is not fitted."""
+    """With an adapter, whose encoder must be theirs."""
     _tiny.write_embedded(base / "embedded")
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -168,9 +154,6 @@ def test_embeddings_that_exist_are_searched_by_id(base, tmp_path):
     names = {"asis": "embeddings", "mapped": str(adapter)}
     held = dict.fromkeys(names, str(base / "embedded"))
     given = {"systems": names, "indexes": held, "query_embeddings": held, "k": 20}
-    with pytest.raises(InputError, match="fusion.fit is set, and so is query_embed"):
-        fusion = {"base": "asis", "fit": str(base / "public_queries")}
-        _run(base, tmp_path / "private" / "never", **given, fusion=fusion)
     with pytest.raises(InputError, match="Give indexes.mapped, too"):
         few = {**given, "indexes": {"asis": held["asis"]}}
         _run(base, tmp_path / "private" / "never", **few)
@@ -198,43 +181,11 @@ def test_embeddings_that_exist_are_searched_by_id(base, tmp_path):
             )
 
 
-def test_no_weight_is_fitted_on_what_no_guarantee_covers(base, tmp_path):
-    unprotected = base / "private" / "unprotected"
-    rows = read_synthetic(base / "public_queries")
-    rows = ((row.query, row.document_id, row.document) for row in rows)
-    _tiny.write_set(unprotected, rows, framed.certificate(float("inf")))
-    reranked = {"rerankers": {"a": "t5_tiny_pydocs"}}
-    for fit in (str(base / "pairs"), str(unprotected)):
-        for name, changes in (
-            ("fusion", {"fusion": {"base": "words", "fit": fit}}),
-            ("rerank", {**reranked, "rerank": {"base": "words", "fit": fit}}),
-        ):
-            with pytest.raises(InputError, match=f"{name}.fit is "):
-                out = tmp_path / "private" / "never"
-                _run(base, out, systems={"words": "bm25"}, **changes)
-    assert not framed.reads(tmp_path / "private")
-
-
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     start = tmp_path_factory.mktemp("rerank")
     _tiny.write_start(start)
     return start
-
-
-def _reranked(start, **changes):
-    """Reranks BM25's documents for the test queries by two generators."""
-    rerank = {"base": "words", "baseline": "two", **changes}
-    out = start / "private" / f"depth{rerank['depth']}"
-    metrics = _run(
-        start,
-        out,
-        systems={"words": "bm25"},
-        rerankers=dict.fromkeys(("one", "two"), str(start / "public")),
-        rerank=rerank,
-    )
-    names = ("words", "one", "two")
-    return metrics, dict(zip(names, _runs(out, *names)))
 
 
 def _nats(start, pairs):
@@ -248,7 +199,16 @@ def _nats(start, pairs):
 
 def test_rerankers_order_the_best_documents_by_both_scores(start):
     """By likelihoods that are computed pair by pair, without the shared encodings."""
-    metrics, runs = _reranked(start, depth=3, weight=0.6)
+    out = start / "private" / "reranked"
+    metrics = _run(
+        start,
+        out,
+        systems={"words": "bm25"},
+        rerankers=dict.fromkeys(("one", "two"), str(start / "public")),
+        baselines={"one": "two"},
+        rerank={"base": "words", "depth": 3, "weight": 0.6},
+    )
+    runs = dict(zip(("words", "one", "two"), _runs(out, "words", "one", "two")))
     beir = BeirDirectory(start / "pairs")
     documents = {document.id: document.content for document in beir.documents()}
     ranked = measures.ranked
@@ -266,60 +226,11 @@ def test_rerankers_order_the_best_documents_by_both_scores(start):
     assert deeper and runs["one"] == runs["two"]
     qrels = beir.qrels("test")
     expected = evaluation.evaluate_run(qrels, runs["one"], METRICS).means
-    assert metrics["settings"]["one"] == {"weight": 0.6, "depth": 3}
     metrics = metrics["systems"]
     assert metrics["one"]["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-6)
     assert metrics["one"]["difference_to_baseline"]["difference"] == 0
     assert "difference_to_baseline" not in metrics["two"]
     assert "difference_to_baseline" not in metrics["words"]
-
-
-def test_a_rerankers_weight_is_fitted_on_public_queries(start):
-    """By a search and likelihoods of their own, and a sum over places by hand."""
-    public = _tiny.write_public_pairs(start)
-    metrics, runs = _reranked(start, depth=6, fit=public, fit_queries=30)
-    rows = list(read_synthetic(public))
-    rows = [rows[int(place)] for place in np.linspace(0, len(rows) - 1, 30)]
-    beir = BeirDirectory(start / "pairs")
-    documents = {document.id: document.content for document in beir.documents()}
-    queries = {row.query_id: row.query for row in rows}
-    found = evaluation.BM25(documents).search(queries, 6)
-    all_found = evaluation.BM25(documents).search(queries, 10)
-    pairs = [(row, name) for row in rows for name in found[row.query_id]]
-    nats = dict(
-        zip(
-            ((row.query_id, name) for row, name in pairs),
-            _nats(start, [(documents[name], row.query) for row, name in pairs]),
-        )
-    )
-
-    def gained(weight):
-        gains = []
-        for row in rows:
-            scores = {
-                name: (1 - weight) * score + weight * nats[row.query_id, name]
-                for name, score in found[row.query_id].items()
-            }
-            names = [name for name, _ in measures.ranked(scores)]
-            # Those beyond the first 6 keep their places below.
-            names += [
-                name
-                for name, _ in measures.ranked(all_found[row.query_id])
-                if name not in scores
-            ]
-            there = row.document_id in names
-            gains.append(1 / np.log2(names.index(row.document_id) + 2) if there else 0)
-        return np.mean(gains)
-
-    note = metrics["settings"]["two"]  # the baseline; others take its weight
-    one = {"weight": note["weight"], "depth": 6}
-    assert metrics["settings"]["one"] == one and note.items() > one.items()
-    assert note["fitted"] == pytest.approx(gained(note["weight"]), abs=1e-6)
-    values = [gained(weight) for weight in (0, 0.02, 0.05, 0.12, 0.25, 0.5, 0.8, 1)]
-    assert note["fitted"] >= max(values) - 1e-6 > min(values) + 0.005
-    # Of equal ones the smallest, and it is the one that documents are ordered by.
-    assert note["weight"] == 0 or gained(0) < note["fitted"] - 1e-6
-    assert set(runs["one"]) == set(runs["words"]) <= set(beir.qrels("test"))
 
 
 _BASE = {"rerank": {"base": "words"}}
@@ -332,7 +243,7 @@ _BASE = {"rerank": {"base": "words"}}
         ({"systems": {"mine": ""}}, "systems.mine is ''"),
         ({"systems": {"mine": "embeddings"}}, "systems.mine is embeddings, which emb"),
         ({"systems": {"two words": "bm25"}}, "'two words' names"),
-        ({"baseline": "mine"}, "baseline names 'mine'; systems are words"),
+        ({"baseline": "mine"}, "baseline names 'mine'; there are words"),
         ({"data": "{base}/public_queries"}, "a set of queries. Give a BEIR directory"),
         ({"k": 5}, "k is 5; it must be an integer at least 10"),
         ({"split": "tets"}, "tets.tsv"),

@@ -1,6 +1,5 @@
 """Filters of synthetic sets: what they drop, and what they may not use."""
 
-import json
 import shutil
 
 import numpy as np
@@ -16,7 +15,6 @@ from tfdpsq.data import (
     write_beir,
     write_synthetic,
 )
-from tfdpsq.run.common import canary_set
 from tfdpsq.run.frame import artefacts, runner, settings
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Privacy
@@ -28,7 +26,7 @@ ROWS = [
     ("Sort  the ARRAY in place", "d1"),  # a duplicate, and d0's words
     ("parse", "d2"),  # one word
     ("zzyzx qwrk blorp", "d3"),  # no words of the corpus
-    ("open a socket my code is 0123456789", "d4"),
+    ("open a socket", "d4"),
     ("open a network socket", "d4"),
     ("draw the picture on a canvas with a very long brush", "d5"),  # eleven words
 ]
@@ -72,7 +70,6 @@ def test_each_filter_drops_what_it_says(base, tmp_path):
         ({}, [], {}),
         ({"min_words": 2}, [2], {"words": 1}),
         ({"max_words": 10}, [6], {"words": 1}),
-        ({"min_known": 0.3}, [3], {"known": 1}),
         ({"duplicates": True}, [1], {"duplicates": 1}),
         # d0 comes first for row 1, d4 for both of its own; "parse" finds d2.
         ({"round_trip": {"retriever": "bm25"}}, [1, 3], {"round_trip": 2}),
@@ -86,14 +83,12 @@ def test_each_filter_drops_what_it_says(base, tmp_path):
 def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path):
     """The certificate is the set's, to the letter; each drop counts once."""
     out = tmp_path / "release" / "all"
-    _, dropped = _filter(base, out, min_words=2, min_known=0.3, duplicates=True)
-    assert dropped == {"words": 1, "known": 1, "duplicates": 1}
+    kept, dropped = _filter(base, out, min_words=2, duplicates=True)
+    assert dropped == {"words": 1, "duplicates": 1} and len(kept) == 5
     before, after = (read_manifest(place) for place in (base / "set", out / "set"))
     assert after["guarantee"] == "certified"
     assert after["certificate"] == before["certificate"]
     assert after["provenance"]["of"] == before["provenance"]
-    counts = json.loads((out / "filter.json").read_text())
-    assert counts["read"] == 7 and counts["kept"] == 4
     with pytest.raises(InputError, match="part of a set of queries"):
         artefacts.Pairs.open(str(out / "set" / "beir"), "pairs")
 
@@ -110,29 +105,6 @@ def test_a_private_set_stays_private(base, tmp_path):
     for path in (made, tmp_path / "copy"):
         with pytest.raises(InputError, match="under release/, but what filter makes"):
             _filter(base, tmp_path / "release" / "out", synthetic=str(path))
-
-
-def test_secrets_of_canaries_are_dropped(base, tmp_path):
-    """Rows with a secret never reach what is released, whatever its canary is for."""
-    directory = tmp_path / "private" / "canaries"
-    (directory / canary_set.DATA).mkdir(parents=True)
-    secrets = ["0123456789", "5555500000"]
-    fields = {"form": "secret", "repetitions": 1, "prefix": "", "document_id": "d4"}
-    made = [
-        canary_set.Canary(**fields, secret=secret, coin=True, candidates=())
-        for secret in secrets
-    ]
-    canary_set.write_canaries(directory, made)
-    depends = {"stage": "canaries", "settings": {}, "inputs": {}}
-    framed.records.write_stage(
-        directory, depends, guarantee="private", settings={}, facts={}, result={}
-    )
-    texts = ["sort the array", *(f"open {secret} now" for secret in secrets)]
-    rows = ((text, f"d{i}", TEXTS[i]) for i, text in enumerate(texts))
-    tiny.write_set(tmp_path / "set", rows, framed.certificate(8.0))
-    options = {"synthetic": str(tmp_path / "set"), "canaries": str(directory)}
-    kept, dropped = _filter(base, tmp_path / "private" / "out", **options)
-    assert dropped == {"secrets": 2} and kept == texts[:1]
 
 
 def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
@@ -185,32 +157,7 @@ def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path
     assert kept == expected and sum(dropped.values()) == 70 - len(expected)
     # Nothing of the corpus stays with the set.
     there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"set", "filter.json", "stage.json", "certificate.json"}
-
-
-def test_a_corpus_that_changed_in_its_place_is_another_one(base, tmp_path):
-    """A set filtered by the old input would pass for one filtered by the new."""
-    shutil.copytree(base / "corpus", tmp_path / "corpus")
-    options = {"corpus": str(tmp_path / "corpus"), "round_trip": {"retriever": "bm25"}}
-    kept, _ = _filter(base, tmp_path / "out", **options)
-    assert _filter(base, tmp_path / "out", **options)[0] == kept
-    path = tmp_path / "corpus" / "corpus.jsonl"
-    path.write_text(path.read_text().replace("network socket", "pipe"))
-    with pytest.raises(InputError, match="other settings or inputs .*corpus"):
-        _filter(base, tmp_path / "out", **options)
-
-
-def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path):
-    """It saw private queries that the set's certificate does not count.
-
-    The set's own ε is 8: another run with that ε is another release all the same.
-    """
-    judge = tmp_path / "judge"
-    shutil.copytree(base / "retriever" / "model", judge / "model")
-    framed.certify(judge, 8.0, "another")
-    with pytest.raises(InputError, match="judge, which private queries had a part in"):
-        _filter(base, tmp_path / "out", round_trip={"retriever": str(judge)})
-    assert not (tmp_path / "out").exists()
+    assert there == {"set", "stage.json", "certificate.json"}
 
 
 def test_a_judge_is_refused_on_promises(base):

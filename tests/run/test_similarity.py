@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import framed
 from helpers import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory
+from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.generator import checkpoints
 from tfdpsq.run.common import similarity, text_features
 from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
 from tfdpsq.validation import InputError
@@ -87,15 +89,13 @@ def _queries(path):
 
 def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
     pairs = BeirDirectory(base / "pairs").pairs("dev")
-    drawn = {}
+    features, drawn = text_features.load(str(base / "public")), {}
     for name, texts in (
         ("near", _queries(base / "near")),
         ("dev", [pair.query for pair in pairs]),
     ):
         order = np.random.default_rng(0).permutation(len(texts))[:12]
-        drawn[name] = text_features.features(
-            [texts[i] for i in order], "t5", str(base / "public")
-        )
+        drawn[name] = features([texts[i] for i in order])
     expected = evaluation.mauve_of_features(drawn["near"], drawn["dev"])
     found = measured["near"]["mauve"]
     assert found["scores"] == pytest.approx(expected.scores, abs=1e-6)
@@ -103,29 +103,43 @@ def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
     assert found["mean"] == pytest.approx(expected.mean)
 
 
-def test_copies_of_training_queries_are_found_beside_the_control(base, measured):
-    copies = measured["near"]["copies"]
-    assert copies["exact"]["synthetic"] == {
-        "count": COPIED,
-        "share": COPIED / 20,
-        "distinct": COPIED,
-    }
-    assert copies["exact"]["held_out"]["count"] == 0
-    assert copies["training_queries"] == 60
-    for measure in ("by_grams", "by_features"):
-        nearest = copies[measure]["synthetic"]
-        assert (nearest["count"], copies[measure]["held_out"]["count"]) == (20, 12)
-        # Capitals are no difference to runs of characters, but to the T5.
-        least = nearest["quantiles"]["0.05"]
-        assert (least == pytest.approx(0, abs=1e-9)) == (measure == "by_grams")
-    assert measured["apart"]["copies"]["exact"]["synthetic"]["count"] == 0
+def test_features_are_the_mean_state_of_a_texts_own_tokens(base):
+    """Whatever shares its batch."""
+    texts = ["sorts the list", "", "a", "who reads a table and merges lists twice", "a"]
+    init = str(base / "public")
+    by_sizes = [text_features.load(init, size)(texts) for size in (3, 128)]
+    np.testing.assert_array_equal(by_sizes[0][2], by_sizes[0][4])
+    _, encoder = checkpoints.load_encoder(init)
+    tokenizer = Tokenizer(f"{init}/spiece.model")
+    for row, text in enumerate(texts):
+        ids = tf.constant([[*tokenizer.pieces([text])[0], tokenizer.eos_id]], tf.int32)
+        given = {"encoder_token_ids": ids, "encoder_padding_mask": tf.ones_like(ids)}
+        expected = np.mean(encoder(given)[0].numpy().astype(np.float64), axis=0)
+        for got in by_sizes:
+            np.testing.assert_allclose(got[row], expected, atol=1e-5)
+
+
+def _control(base, places=range(12)):
+    """Distances of dev queries to all training queries."""
     pairs = BeirDirectory(base / "pairs")
     training, dev = ([p.query for p in pairs.pairs(s)] for s in ("train", "dev"))
-    control = evaluation.nearest_by_cosine(
-        *map(evaluation.gram_vectors, (dev, training))
-    )
-    expected = evaluation.describe(control)["quantiles"]
-    assert copies["by_grams"]["held_out"]["quantiles"] == pytest.approx(expected)
+    vectors = map(evaluation.gram_vectors, ([dev[i] for i in places], training))
+    return evaluation.nearest_by_cosine(*vectors)
+
+
+def test_copies_of_training_queries_are_found_beside_the_control(base, measured):
+    copies = measured["near"]["copies"]
+    exact = {"count": COPIED, "share": COPIED / 20, "distinct": COPIED}
+    assert copies["exact"]["synthetic"] == exact
+    assert copies["exact"]["held_out"]["count"] == 0
+    assert copies["training_queries"] == 60
+    nearest, held_out = copies["by_grams"]["synthetic"], copies["by_grams"]["held_out"]
+    assert (nearest["count"], held_out["count"]) == (20, 12)
+    # Capitals make no difference.
+    assert nearest["quantiles"]["0.05"] == pytest.approx(0, abs=1e-9)
+    assert measured["apart"]["copies"]["exact"]["synthetic"]["count"] == 0
+    expected = evaluation.describe(_control(base))["quantiles"]
+    assert held_out["quantiles"] == pytest.approx(expected)
 
 
 def test_both_splits_are_recorded_as_read(base, measured):
@@ -140,7 +154,7 @@ def test_both_splits_are_recorded_as_read(base, measured):
 def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
     _write_set(tmp_path / "one", ["?"], 0)
     found = similarity.measure(
-        similarity.SimilaritySettings(),
+        similarity.SimilaritySettings(init=str(base / "public")),
         {"one": str(tmp_path / "one")},
         BeirDirectory(base / "pairs"),
         "dev",
@@ -151,37 +165,21 @@ def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
     json.dumps(found, allow_nan=False)
 
 
-def test_features_are_made_of_samples_and_copies_found_in_all(base, tmp_path):
-    found = _run(base, tmp_path, samples=5)["near"]
+def test_samples_are_compared_and_copies_found_in_all(base, tmp_path):
+    found = _run(base, tmp_path, sets=("near",), samples=5)["near"]
     assert found["sizes"]["compared"] == 5 and found["mauve"]["samples"] == [5, 5]
     assert found["copies"]["exact"]["synthetic"]["count"] == COPIED
-    assert found["copies"]["training_queries"] == 60
-    assert found["copies"]["training_queries_with_features"] == 5
-    # Runs of characters are looked for in all training queries.
-    pairs = BeirDirectory(base / "pairs")
-    training, dev = ([p.query for p in pairs.pairs(s)] for s in ("train", "dev"))
-    drawn = [dev[i] for i in np.random.default_rng(0).permutation(12)[:5]]
-    control = evaluation.nearest_by_cosine(
-        *map(evaluation.gram_vectors, (drawn, training))
-    )
-    assert found["copies"]["by_grams"]["held_out"]["mean"] == pytest.approx(
-        control.mean()
-    )
+    control = _control(base, np.random.default_rng(0).permutation(12)[:5])
+    by_grams = found["copies"]["by_grams"]["held_out"]
+    assert by_grams["mean"] == pytest.approx(control.mean())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"featurizer": "bert"}, "similarity.featurizer is 'bert'"),
+def test_bad_settings_are_refused_before_anything_is_read(base, tmp_path):
+    for changes, message in (
         ({"init": "/nowhere"}, "/nowhere"),
-        ({"featurizer": "gpt2"}, "similarity.init is .* which does nothing where"),
         ({"sets": ("missing",)}, "synthetic.missing"),
         ({"strict": True}, "strict mode refuses"),
-    ],
-)
-def test_bad_settings_are_refused_before_anything_is_read(
-    base, tmp_path, settings, message
-):
-    with pytest.raises(InputError, match=message):
-        _run(base, tmp_path, **settings)
+    ):
+        with pytest.raises(InputError, match=message):
+            _run(base, tmp_path, **changes)
     assert not framed.reads(tmp_path / "private")

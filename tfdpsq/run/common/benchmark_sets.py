@@ -16,32 +16,13 @@ from tfdpsq.run.frame.artefacts import PYDOCS, open_beir
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 CQADUPSTACK = "cqadupstack"
 # The sets of the paper's zero-shot table, by BEIR's names.
-PAPER = (
-    "arguana",
-    CQADUPSTACK,
-    "dbpedia-entity",
-    "fiqa",
-    "hotpotqa",
-    "nfcorpus",
-    "quora",
-    "scidocs",
-    "scifact",
-    "trec-covid",
-    "webis-touche2020",
+PAPER = tuple(
+    f"arguana {CQADUPSTACK} dbpedia-entity fiqa hotpotqa nfcorpus quora scidocs "
+    "scifact trec-covid webis-touche2020".split()
 )
-FORUMS = (
-    "android",
-    "english",
-    "gaming",
-    "gis",
-    "mathematica",
-    "physics",
-    "programmers",
-    "stats",
-    "tex",
-    "unix",
-    "webmasters",
-    "wordpress",
+FORUMS = tuple(
+    "android english gaming gis mathematica physics programmers stats tex unix "
+    "webmasters wordpress".split()
 )
 # Their queries are documents of the corpus, with the same ids.
 QUERIES_ARE_DOCUMENTS = ("arguana", "quora")

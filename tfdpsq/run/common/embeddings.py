@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tfdpsq import retriever, validation
+from tfdpsq import retriever
 from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import Artefact
+from tfdpsq.validation import DataError, InputError, shown
 
 DOCUMENTS, QUERIES = "documents", "queries"
 # The setting of `embed` that names the texts.
-TEXTS_OF = {DOCUMENTS: "corpus", QUERIES: "queries"}
+_SETTING = {DOCUMENTS: "corpus", QUERIES: "queries"}
 
 
 class Embeddings:
@@ -43,10 +44,9 @@ class Embeddings:
         self.place = f"{setting} is {artefact.path}"
         folder = os.path.join(artefact.path, texts)
         if not os.path.isdir(folder):
-            raise validation.InputError(
-                f"{self.place}, which has no directory {texts!r}. Give what embed "
-                f"wrote, or embeddings that retriever.VectorStore wrote to DIR/{texts},"
-                " as DIR."
+            raise InputError(
+                f"{self.place}, which has no directory {texts!r}. Give what embed or "
+                "retriever.VectorStore wrote."
             )
         self.store = retriever.VectorStore(folder)
         self.encoder: str = self.store.encoder
@@ -57,19 +57,15 @@ class Embeddings:
         made = record.get("settings", {}).get("texts")
         self.by_embed = record.get("stage") == "embed" and made == texts
         if self.by_embed:
-            own = self._depends["settings"]["dtype"]
-            self.encoder = f"{self._depends['inputs']['retriever']} in {own}"
+            dtype = self._depends["settings"]["dtype"]
+            self.encoder = f"{self._depends['inputs']['retriever']} in {dtype}"
 
     @functools.cached_property
-    def places(self) -> dict[str, int]:
-        """The place of each text among the embeddings.
-
-        Raises:
-          DataError: an id comes twice.
-        """
-        found = {name: place for place, name in enumerate(self.store.ids())}
+    def _rows(self) -> dict[str, int]:
+        """The row of each text."""
+        found = {name: row for row, name in enumerate(self.store.ids())}
         if len(found) != self.store.size:
-            raise validation.DataError(
+            raise DataError(
                 self.store.directory, "an id comes twice", "Embed each text once."
             )
         return found
@@ -79,9 +75,10 @@ class Embeddings:
 
         Raises:
           InputError: one has none.
+          DataError: an id comes twice.
         """
         self.require(names)
-        return unit_length(self.store.vectors[[self.places[name] for name in names]])
+        return unit_length(self.store.vectors[[self._rows[name] for name in names]])
 
     def chunks(self, rows: int) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields ids and embeddings of at most `rows` texts at a time, in order."""
@@ -98,13 +95,13 @@ class Embeddings:
         count = 0
         for name in names:
             count += 1
-            if name not in self.places:
-                raise validation.InputError(
-                    f"{self.place}, which has no embedding of {validation.shown(name)}."
-                    " Embed all texts, under their ids."
+            if name not in self._rows:
+                raise InputError(
+                    f"{self.place}, which has no embedding of {shown(name)}. Embed all "
+                    "texts, under their ids."
                 )
         if of and count != self.store.size:
-            raise validation.InputError(
+            raise InputError(
                 f"{self.place}, with {self.store.size} embeddings, but {of} has {count}"
                 f" {self._texts}. Embed these, and no others."
             )
@@ -119,13 +116,10 @@ class Embeddings:
         """
         if not self.by_embed:
             return
-        made_of = self._depends["inputs"][TEXTS_OF[self._texts]]
-        if (made_of, self._depends["settings"].get("split", "")) != (
-            fingerprint,
-            split,
-        ):
+        found = self._depends["inputs"][_SETTING[self._texts]]
+        if (found, self._depends["settings"].get("split", "")) != (fingerprint, split):
             whose = f"split {split!r} of {path}" if split else path
-            raise validation.InputError(
+            raise InputError(
                 f"{self.place}, which was not made of the {self._texts} of {whose} in "
                 "their present state. Embed them again, private ones in this workdir."
             )
@@ -136,7 +130,7 @@ def require_one_encoder(documents: Embeddings, queries: Embeddings) -> None:
     found = [(each.encoder, each.store.width) for each in (documents, queries)]
     if found[0] != found[1]:
         each = " and ".join(f"{name!r} ({width} dimensions)" for name, width in found)
-        raise validation.InputError(
+        raise InputError(
             f"{documents.place} and {queries.place}, by {each}: they are not by one "
             "encoder. Embed both by the same."
         )

@@ -16,10 +16,12 @@ word, and no ε covers it: the output is private.
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
@@ -27,7 +29,6 @@ from tfdpsq.retriever.index import KINDS
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
-from tfdpsq.run.common.search import read_arrays, write_arrays
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
 from tfdpsq.run.frame.progress import ShardProgress
@@ -106,13 +107,14 @@ class Embed(runner.ShardedStage):
                 c.place.logs, s.texts, index, parts.size(index), parts.first(index)
             ) as progress:
                 chunks = list(embedder.chunks(texts, done=progress.add))
-            ids = [name for names, _ in chunks for name in names]
-            arrays = {}
-            if ids:
+            archive = io.BytesIO()  # NumPy needs a file that can seek
+            if chunks:
+                ids = np.concatenate([names for names, _ in chunks])
                 vectors = np.concatenate([vectors for _, vectors in chunks])
-                arrays = {"ids": np.array(ids), "vectors": vectors}
-            write_arrays(out.path(_EXTENSION), arrays)
-            out.count = len(ids)
+                np.savez(archive, ids=ids, vectors=vectors)
+                out.count = len(ids)
+            with tf.io.gfile.GFile(out.path(_EXTENSION), "wb") as file:
+                file.write(archive.getvalue())
 
         return make
 
@@ -124,9 +126,11 @@ class Embed(runner.ShardedStage):
         model = _load(c)
 
         def chunks() -> Iterator[tuple[list[str], np.ndarray]]:
-            for file in made.paths(_EXTENSION):
-                arrays = read_arrays(file)
-                if "ids" in arrays:
+            for shard in made.paths(_EXTENSION):
+                with tf.io.gfile.GFile(shard, "rb") as file:
+                    archive = file.read()
+                if archive:
+                    arrays = np.load(io.BytesIO(archive))
                     yield arrays["ids"].tolist(), arrays["vectors"]
 
         store = retriever.VectorStore.write(

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from tfdpsq import retriever
-from tfdpsq.data.io import write_json
-from tfdpsq.retriever.index import KINDS, TREE, require_tree
+from tfdpsq.data import io
+from tfdpsq.retriever import VectorStore
+from tfdpsq.retriever.index import KINDS, ROWS, TREE, require_tree
 from tfdpsq.run.common import reranking, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
 from tfdpsq.run.common.embeddings import (
@@ -33,12 +32,7 @@ from tfdpsq.run.common.embeddings import (
     Embeddings,
     require_one_encoder,
 )
-from tfdpsq.run.common.fusion import (
-    FitSet,
-    FusionSettings,
-    require_protected,
-    without_fits,
-)
+from tfdpsq.run.common.fusion import FusionSettings
 from tfdpsq.run.common.reranking import RerankSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
@@ -50,27 +44,25 @@ from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
 METRICS_FILE = "metrics.json"
-_EXTENSION = "npz"
+_REMEDY = "Remove the shards beside it: they are made again."
 _OWN: Mapping[str, Any] = {"sets": ({},)}  # acts on the pairs' own split
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """What is searched, in parts: each test set as a whole, and by shards.
+class Piece:
+    """Systems that search a corpus, or a shard of it, together.
 
     Attributes:
-      tests: the test sets.
-      corpora: their documents, cut into shards; `None` where all search the whole.
-      pieces: (test set, shard), by their numbers; shard -1 is the whole corpus.
+      test: the corpus and its queries.
+      systems: their names.
+      cut: the shards; `None` for the whole corpus.
+      shard: number of the one that is searched.
     """
 
-    tests: tuple[Part, ...]
-    corpora: tuple[corpus.Parts | None, ...]
-    pieces: tuple[tuple[int, int], ...]
-
-    def __len__(self) -> int:
-        """Returns the number of pieces."""
-        return len(self.pieces)
+    test: Part
+    systems: tuple[str, ...]
+    cut: corpus.Parts | None = None
+    shard: int = 0
 
 
 class Evaluate(runner.ShardedStage):
@@ -105,7 +97,7 @@ class Evaluate(runner.ShardedStage):
             help="those of the queries: the system is an adapter, or 'embeddings'",
         )
         baseline: str = setting("", help="the system that others are compared with")
-        baselines: dict = setting({}, help="another one for some systems")
+        baselines: dict = setting({}, help="another one for some")
         fusion: FusionSettings = nested(FusionSettings)
         rerankers: dict = path(
             Generator, {}, help="generators that order a system's best documents"
@@ -148,39 +140,23 @@ class Evaluate(runner.ShardedStage):
             raise InputError(
                 f"rerank.depth is {s.rerank.depth}, but k is {s.k}. Raise k."
             )
-        for name, lacks in (
-            ("fusion", bool(s.query_embeddings)),
-            ("rerank", s.rerank.base in s.query_embeddings),
-        ):
-            fit = given.get(f"{name}.fit")
-            require_protected(f"{name}.fit", fit)
-            if fit is not None and (lacks or s.sets):
-                lacking = "query_embeddings" if lacks else "sets"
-                raise InputError(
-                    f"{name}.fit is set, and so is {lacking}, which has nothing for "
-                    f"its queries. Set {name}.weight instead."
-                )
 
     def _check_names(self, s: Settings) -> None:
         """Refuses names that nothing has, and those that are no names of files."""
-        for place, names in (
-            ("baseline", [s.baseline]),
-            ("baselines", [*s.baselines, *s.baselines.values()]),
-            ("indexes", s.indexes),
-            ("query_embeddings", s.query_embeddings),
-            ("fusion.base", [s.fusion.base]),
-            ("fusion.weights", s.fusion.weights),
-            ("rerank.base", [s.rerank.base] if s.rerankers else []),
+        measured = {**s.systems, **s.rerankers}
+        for place, names, known in (
+            ("baseline", [s.baseline], measured),
+            ("baselines", [*s.baselines, *s.baselines.values()], measured),
+            ("indexes", s.indexes, s.systems),
+            ("query_embeddings", s.query_embeddings, s.systems),
+            ("fusion.base", [s.fusion.base], s.systems),
+            ("fusion.weights", s.fusion.weights, s.systems),
+            ("rerank.base", [s.rerank.base] if s.rerankers else [], s.systems),
         ):
-            unknown = [name for name in names if name and name not in s.systems]
+            unknown = [name for name in names if name and name not in known]
             if unknown:
-                known = ", ".join(sorted(s.systems))
-                raise InputError(f"{place} names {unknown[0]!r}; systems are {known}.")
-        if s.rerank.baseline and s.rerank.baseline not in s.rerankers:
-            known = ", ".join(sorted(s.rerankers))
-            raise InputError(
-                f"rerank.baseline is {s.rerank.baseline!r}; rerankers are {known}."
-            )
+                there = ", ".join(sorted(known))
+                raise InputError(f"{place} names {unknown[0]!r}; there are {there}.")
         names = [*s.systems, *s.rerankers, *s.sets, "qrels"]
         for name in names:
             word = [name] == name.split() and name == pathlib.PurePath(name).name
@@ -217,92 +193,77 @@ class Evaluate(runner.ShardedStage):
             found += [(f"the queries of split {split!r}", where) for split in splits]
         return found
 
-    def parts(self, c: Context) -> Work:
+    def parts(self, c: Context) -> list[Piece]:
         """Validates the data; cuts each corpus if a system is searched by shards."""
-        s, tests = c.settings, _tests(c.settings, c.given)
-        corpora, pieces = [], []
-        for number, test in enumerate(tests):
+        s, pieces = c.settings, list[Piece]()
+        for test in _tests(s, c.given):
             splits = [test.split]
             if s.synthetic:
                 splits += [s.similarity_split, s.similarity.training_split]
             counts = test.beir().validate(tuple(dict.fromkeys(splits)))
             if s.index == TREE and set(s.systems.values()) != {BM25}:
                 require_tree("index", counts.documents)
-            whole, cut = _whole(s, test), None
+            # A set with flaws is small.
+            whole = [n for n in s.systems if test.as_published or _is_whole(s, n)]
+            by_shards = tuple(name for name in s.systems if name not in whole)
             if whole:
-                pieces.append((number, -1))
-            if len(whole) < len(s.systems):
+                pieces.append(Piece(test, tuple(whole)))
+            if by_shards:
                 cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
-                pieces += [(number, shard) for shard in range(len(cut))]
-            corpora.append(cut)
-        return Work(tuple(tests), tuple(corpora), tuple(pieces))
+                pieces += [Piece(test, by_shards, cut, at) for at in range(len(cut))]
+        return pieces
 
     def start(self, c: Context) -> shards.Make:
         """Returns what searches one piece."""
-        s, work, given = c.settings, c.parts, c.given["systems"]
-        dense = {n: one.path for n, one in given.items() if not _unsharded(s, n)}
-        retrievers = search.Retrievers(dense, s.batch_size, s.dtype, c.scope)
-        queries = functools.lru_cache(lambda number: _queries(c, work.tests[number]))
+        s = c.settings
+        paths = {name: one.path for name, one in c.given["systems"].items()}
+        retrievers = search.Retrievers(paths, s.batch_size, s.dtype, c.scope)
+        queries = functools.lru_cache(_queries)
 
         def make(index: int, out: shards.ShardWriter) -> None:
-            number, shard = work.pieces[index]
-            test, documents = work.tests[number], work.corpora[number]
-            asked, arrays = queries(number), dict[str, np.ndarray]()
-            k = s.k + test.ignore_identical_ids  # one more, to leave out a self-match
-            if shard < 0:
-                for name, run, note in _search_whole(c, test, asked, k):
-                    arrays.update(search.arrays_of(name, run, list(asked)))
-                    out.result[name] = note
-            elif documents is not None:
-                best = retrievers.search(
-                    test.name, asked, k, lambda: documents.read(shard), s.index
-                )
-                for name, one in best:
-                    arrays[f"{name}/scores"] = one.scores
-                    arrays[f"{name}/ids"] = one.ids.astype(str)
+            piece = c.parts[index]
+            asked = queries(piece.test)
+            for name, run in _search(c, piece, asked, retrievers, out.result):
+                io.atomic_write(out.path(f"{name}.run"), json.dumps(run))
             out.count = len(asked)
-            search.write_arrays(out.path(_EXTENSION), arrays)
 
         return make
 
     def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
         """Measures every system on every set; writes `metrics.json`."""
-        s, work = c.settings, c.parts
-        found = []
-        for number, test in enumerate(work.tests):
-            own = [at for at, (of, _) in enumerate(work.pieces) if of == number]
-            paths = [made.path(at, _EXTENSION) for at in own]
-            marks = (made.mark(at) or {} for at in own)
-            notes = {n: note for one in marks for n, note in one["result"].items()}
-            found.append(
-                scores.measure(c, test, _queries(c, test), _fits(c), paths, notes)
-            )
-        against = {name: s.baseline for name in s.systems}
-        against.update(s.baselines)
-        against.update(dict.fromkeys(s.rerankers, s.rerank.baseline))
-        how = (against, s.resamples, s.seed)
+        s, found, notes = c.settings, list[scores.Measured](), dict[str, Any]()
+        for at in range(len(c.parts)):
+            notes.update((made.mark(at) or {})["result"])
+        tests = _tests(s, c.given)
+        for test in tests:
+            k = s.k + test.ignore_identical_ids
+
+            def run_of(name: str, test: Part = test, k: int = k) -> Run:
+                files = (
+                    made.path(at, f"{name}.run")
+                    for at, piece in enumerate(c.parts)
+                    if piece.test == test and name in piece.systems
+                )
+                return search.merged((io.read_json(f, _REMEDY) for f in files), k)
+
+            found.append(scores.measure(c, test, _queries(test), run_of))
         if s.sets:
-            metrics = scores.summary_of_sets(found, *how)
+            metrics = scores.summary_of_sets(found, s)
+            systems = metrics["mean"]["systems"]
         else:
+            metrics = scores.summary(found, s)
+            systems = metrics["systems"]
             sets = {name: one.path for name, one in c.given["synthetic"].items()}
-            similar = similarity.measure(
-                s.similarity, sets, work.tests[0].beir(), s.similarity_split
+            metrics["similarity"] = similarity.measure(
+                s.similarity, sets, tests[0].beir(), s.similarity_split
             )
-            metrics = {**scores.summary(found, *how), "similarity": similar}
-        write_json(c.out / METRICS_FILE, metrics)
-        rows = metrics["mean" if s.sets else "systems"]
-        rows = rows["systems"] if s.sets else rows
-        return {name: row[METRICS[0]] for name, row in rows.items()}
+        io.write_json(c.out / METRICS_FILE, {**metrics, "settings": notes})
+        return {name: row[METRICS[0]] for name, row in systems.items()}
 
 
-def _unsharded(s: Evaluate.Settings, name: str) -> bool:
+def _is_whole(s: Evaluate.Settings, name: str) -> bool:
     """Returns whether a system searches a whole corpus at a time, not by shards."""
     return s.systems[name] == BM25 or name in s.indexes or s.index == TREE
-
-
-def _whole(s: Evaluate.Settings, test: Part) -> list[str]:
-    """Returns the systems that do; for a set with flaws, which is small, all."""
-    return [name for name in s.systems if test.as_published or _unsharded(s, name)]
 
 
 def _tests(s: Evaluate.Settings, given: Given) -> list[Part]:
@@ -312,58 +273,64 @@ def _tests(s: Evaluate.Settings, given: Given) -> list[Part]:
     return [part for name, one in sets for part in parts_of(name, one.path)]
 
 
-def _fits(c: Context) -> tuple[FitSet, FitSet]:
-    """Reads the queries to fit the weights of fusion and reranking on."""
-    s, given = c.settings, c.given
-    return (
-        FitSet(given.get("fusion.fit"), "fusion.fit", s.fusion.fit_queries),
-        FitSet(given.get("rerank.fit"), "rerank.fit", s.rerank.fit_queries),
-    )
-
-
-def _queries(c: Context, test: Part) -> dict[str, str]:
-    """Returns {id: text} of the judged queries, and of those to fit weights on."""
+def _queries(test: Part) -> dict[str, str]:
+    """Returns {id: text} of the judged queries."""
     beir = test.beir()
     judged = beir.qrels(test.split)
-    found = {name: text for name, text in beir.read_queries() if name in judged}
-    for fit in _fits(c):
-        found.update(fit.queries)
-    return found
+    return {name: text for name, text in beir.read_queries() if name in judged}
 
 
-def _search_whole(
-    c: Context, test: Part, queries: Mapping[str, str], k: int
-) -> Iterator[tuple[str, Run, dict[str, Any]]]:
-    """Yields name and run of each system, and what its scores depend on."""
-    s, given, beir, dense = c.settings, c.given, test.beir(), dict[str, str]()
-    stored: dict[str, Embeddings] = {}
-    for name in _whole(s, test):
-        if name in s.indexes:
-            stored[name] = own = Embeddings(
-                given["indexes"][name], f"indexes.{name}", DOCUMENTS
-            )
-            own.require_made_of(
-                corpus.scan(str(beir.corpus_file)).fingerprint, test.path
-            )
-            own.require((document.id for document in beir.documents()), test.path)
+def _search(
+    c: Context,
+    piece: Piece,
+    queries: Mapping[str, str],
+    retrievers: search.Retrievers,
+    notes: dict[str, Any],
+) -> Iterator[tuple[str, Run]]:
+    """Yields name and run of each system; notes what BM25's scores depend on."""
+    s, test, beir, dense = c.settings, piece.test, piece.test.beir(), list[str]()
+    k = s.k + test.ignore_identical_ids  # one more, to leave out a self-match
+    for name in piece.systems:
         if s.systems[name] == BM25:
             words = search.bm25(beir)
-            yield name, words.search(queries, k, progress=True), words.settings
-        elif name in s.query_embeddings:
-            asked = Embeddings(
-                given["query_embeddings"][name], f"query_embeddings.{name}", QUERIES
-            )
-            asked.require_made_of(c.inputs["data"], s.data, s.split)
-            require_one_encoder(own, asked)
-            adapter, names = given["systems"][name].path, without_fits(queries)
-            yield name, search.by_embeddings(adapter, own, asked, names, k, s.index), {}
+            notes[name] = words.settings
+            yield name, words.search(queries, k, progress=True)
+        elif name in s.indexes:
+            yield name, _search_index(c, test, name, queries, retrievers, k)
         else:
-            dense[name] = given["systems"][name].path
-    found = search.Retrievers(dense, s.batch_size, s.dtype, c.scope)
-    for name, best in found.search(
-        test.name, queries, k, beir.documents, s.index, stored
-    ):
-        yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
+            dense.append(name)
+
+    def documents() -> Iterator[Any]:
+        return beir.documents() if piece.cut is None else piece.cut.read(piece.shard)
+
+    yield from retrievers.search(dense, test.name, queries, k, documents, s.index)
+
+
+def _search_index(
+    c: Context,
+    test: Part,
+    name: str,
+    queries: Mapping[str, str],
+    retrievers: search.Retrievers,
+    k: int,
+) -> Run:
+    """Searches embeddings of the corpus, for those of queries, or by a retriever."""
+    s, given, beir = c.settings, c.given, test.beir()
+    held = Embeddings(given["indexes"][name], f"indexes.{name}", DOCUMENTS)
+    held.require_made_of(corpus.scan(str(beir.corpus_file)).fingerprint, test.path)
+    held.require((document.id for document in beir.documents()), test.path)
+    if name in s.query_embeddings:
+        asked = Embeddings(
+            given["query_embeddings"][name], f"query_embeddings.{name}", QUERIES
+        )
+        asked.require_made_of(c.inputs["data"], s.data, s.split)
+        require_one_encoder(held, asked)
+        adapter, vectors = given["systems"][name].path, asked.take(list(queries))
+        vectors = search.adapted(adapter, vectors, held)
+    else:
+        vectors = retrievers.embed(name, test.name, queries)
+        VectorStore(held.store.directory, retrievers.towers[name])  # refuses another's
+    return search.nearest(queries, vectors, held.chunks(ROWS), k, s.index)
 
 
 STAGE = Evaluate()

@@ -10,15 +10,12 @@ refused. Choosing settings by results on private queries would be a private read
 
 The filters, each off unless set, in this order:
 
-    secrets     rows that hold a canary's secret (see `canaries`)
     words       too few or too many words
-    known       too few words that occur in the public documents: another language, or
-                none
     duplicates  repeated queries: the same words in the same order
     round_trip  queries that do not retrieve their own document among the best
 
-Memory holds neither the corpus nor the set, only hashes where a filter needs them.
-Writes `set/`, with its certificate, and `filter.json`: how many queries each filter
+Memory holds neither the corpus nor the set, only hashes.
+Writes `set/`, with its certificate; `stage.json` has how many queries each filter
 dropped.
 """
 
@@ -31,19 +28,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tfdpsq import evaluation, words
+from tfdpsq import words
 from tfdpsq.data import read_manifest, read_synthetic, write_synthetic
-from tfdpsq.data.io import write_json
 from tfdpsq.data.sets import SyntheticQuery
-from tfdpsq.run.common import canary_set, data_card, search
+from tfdpsq.run.common import data_card, search
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import SET, Canaries, Corpus, SyntheticSet, System
+from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet, System
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
-COUNTS_FILE = "filter.json"
 # Queries in memory at a time; a round trip by BM25 reads the corpus twice for each lot.
 _CHUNK = 32_768
 
@@ -70,12 +65,8 @@ class Filter(Stage):
 
         synthetic: str = path(SyntheticSet)
         corpus: str = path(Corpus, "pydocs")
-        canaries: str = path(Canaries, "", help="if the generator was trained on them")
         min_words: int = setting(0, ge=0)
         max_words: int = setting(0, ge=0, help="0 is no limit")
-        min_known: float = setting(
-            0.0, ge=0, le=1, help="share of a query's words that the corpus holds"
-        )
         duplicates: bool = setting(False, help="drop repeated queries")
         round_trip: RoundTrip = nested(RoundTrip)
         batch_size: int = setting(128, ge=1, speed=True)
@@ -126,9 +117,8 @@ class Filter(Stage):
                 guarantee=c.privacy.word,
             )
         data_card.write(c.out / SET, written)
-        counts = {"read": manifest["count"], "kept": written["count"]}
-        write_json(c.out / COUNTS_FILE, {**counts, "dropped": dropped})
-        return {**counts, "dropped": dropped}
+        kept = {"read": manifest["count"], "kept": written["count"]}
+        return {**kept, "dropped": dropped}
 
 
 def _passing(
@@ -148,26 +138,12 @@ def _passing(
 
 def _tests(c: Context, scratch: str) -> dict[str, _Test]:
     """Returns the filters that are set, in their order."""
-    s, beir, tests = c.settings, c.given["corpus"].beir(), dict[str, _Test]()
-    if s.canaries:
-        made = canary_set.read_canaries(c.given["canaries"].path)
-        secrets = [canary.secret for canary in made]
-        tests["secrets"] = lambda rows: (
-            not any(evaluation.leaked_secrets(secrets, [row.query])) for row in rows
-        )
+    s, tests = c.settings, dict[str, _Test]()
     if s.min_words or s.max_words:
         most = s.max_words or math.inf
         tests["words"] = lambda rows: (
-            s.min_words <= len(found) <= most for found in _words_of(rows)
-        )
-    if s.min_known:
-        known: set[int] = set()  # hashes
-        texts = (document.content for document in beir.documents())
-        for found in words.words_of(texts):
-            known.update(map(hash, found))
-        tests["known"] = lambda rows: (
-            sum(hash(word) in known for word in found) >= s.min_known * len(found)
-            for found in _words_of(rows)
+            s.min_words <= len(found) <= most
+            for found in words.words_of(row.query for row in rows)
         )
     if s.duplicates:
         seen: set[int] = set()
@@ -181,15 +157,11 @@ def _tests(c: Context, scratch: str) -> dict[str, _Test]:
             is_new, words.text_hashes(row.query for row in rows)
         )
     if s.round_trip.retriever:
-        judge = c.given["round_trip.retriever"].path
+        judge, beir = c.given["round_trip.retriever"].path, c.given["corpus"].beir()
         tests["round_trip"] = search.comes_back(
-            judge, s.round_trip.k, s.corpus, beir, scratch, s.batch_size
+            judge, s.round_trip.k, beir, scratch, s.batch_size
         )
     return tests
-
-
-def _words_of(rows: list[SyntheticQuery]) -> Iterable[list[str]]:
-    return words.words_of(row.query for row in rows)
 
 
 STAGE = Filter()

@@ -412,14 +412,15 @@ class _Steps(Steps):
                 for e in self.generated
             },
             "baseline": PUBLIC,
-            "baselines": dict.fromkeys(adapted, ENCODER),
+            "baselines": {
+                **dict.fromkeys(adapted, ENCODER),
+                **dict.fromkeys(self.rerankers, f"{RERANKED}_{PUBLIC}"),
+            },
         }
         if not self.generated:  # these settings are for the examples alone
             default = evaluate.STAGE.Settings()
             given["similarity_split"] = default.similarity_split
             given["similarity"] = default.similarity
-        if self.rerankers:
-            given["rerank.baseline"] = f"{RERANKED}_{PUBLIC}"
         self.make("evaluation", "evaluate", "Evaluation", given, rows=self.rows)
 
     def audit(self) -> None:
