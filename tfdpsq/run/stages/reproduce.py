@@ -125,23 +125,20 @@ class Reproduce(Job):
         }
         private, examples = workdir / places.PRIVATE, []
         for name, table in _wanted(s).items():
-            rows = tables.rows_of(table)
+            rows = {row.name: row.part for row in tables.rows_of(table)}
             if table["measure"] == EXAMPLES:
-                sets = {
-                    r.name: paths[f"seed{s.seeds[0]}_synthetic_{r.part}"] for r in rows
-                }
                 with places.owner_only():
                     reads = records.private_reads(private)
                     reads.record("some private queries as they are", "examples.html")
-                folders = {r: pathlib.Path(path) / SET for r, path in sets.items()}
-                split = s.job.evaluate.similarity_split
-                examples = content.examples(_data(s)[0], split, s.job.examples, folders)
+                first = f"seed{s.seeds[0]}_synthetic_"
+                sets = {r: pathlib.Path(paths[first + p], SET) for r, p in rows.items()}
+                split, most = s.job.evaluate.similarity_split, s.job.examples
+                examples = content.examples(_data(s)[0], split, most, sets)
                 continue
             ours: tables.Cells
             if table["measure"] == CANARIES:
-                ours = {
-                    r.name: tables.canary_cells(paths[f"audit_{r.part}"]) for r in rows
-                }
+                audits = {row: paths[f"audit_{part}"] for row, part in rows.items()}
+                ours = {row: tables.canary_cells(out) for row, out in audits.items()}
             else:
                 ours = tables.read_cells(table, outs[RETRIEVAL], outs[ZERO_SHOT])
             found["tables"][name] = tables.compared(table, ours, s.resamples)
