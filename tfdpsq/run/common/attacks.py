@@ -1,4 +1,4 @@
-"""Scores of attacks: how well a generator, or a synthetic set, predicts queries."""
+"""What an audit attacks with: scores of a set, and queries to tell apart."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.data.beir import PairTable
 from tfdpsq.data.texts import Pair
-from tfdpsq.generator import Preprocessor, QueryLikelihood
+from tfdpsq.generator import Preprocessor
 from tfdpsq.run.common.canary_set import ID_PREFIX, Canary
 from tfdpsq.validation import InputError
-
-
-def log_likelihoods(scorer: QueryLikelihood, pairs: Sequence[Pair]) -> np.ndarray:
-    """Returns [pairs] float64, in nats, of queries cut as in training."""
-    texts = ((pair.document, pair.query) for pair in pairs)
-    return np.fromiter(scorer.scores(texts), np.float64, len(pairs))
 
 
 def require_whole(

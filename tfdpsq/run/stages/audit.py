@@ -157,9 +157,11 @@ class Subject:
                 if not row.document_id.startswith(canary_set.ID_PREFIX)
             ]
 
-    def scores(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Returns [pairs] log-likelihoods, in nats."""
-        return attacks.log_likelihoods(self._own, pairs)
+    def scores(self, pairs: Sequence[Pair], start: bool = False) -> np.ndarray:
+        """Returns [pairs] log-likelihoods in nats, under either model."""
+        texts = ((pair.document, pair.query) for pair in pairs)
+        found = (self._start if start else self._own).scores(texts)
+        return np.fromiter(found, np.float64, len(pairs))
 
     def attacked(
         self, pairs: Sequence[Pair], ratio: str, scores: np.ndarray
@@ -169,7 +171,7 @@ class Subject:
         They are the log-likelihood ratio to the weights that the generator started
         from, named `ratio`, and those under the synthetic set, if there is one.
         """
-        found = {ratio: scores - attacks.log_likelihoods(self._start, pairs)}
+        found = {ratio: scores - self.scores(pairs, start=True)}
         if self.queries is None:
             return found
         of_set = attacks.set_scores(self.queries, pairs)
