@@ -11,7 +11,7 @@ from helpers import tiny as _tiny
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.common import similarity, text_features
+from tfdpsq.run.common import similarity
 from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
 from tfdpsq.validation import InputError
 
@@ -89,7 +89,7 @@ def _queries(path):
 
 def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
     pairs = BeirDirectory(base / "pairs").pairs("dev")
-    features, drawn = text_features.load(str(base / "public")), {}
+    features, drawn = similarity.load_features(str(base / "public")), {}
     for name, texts in (
         ("near", _queries(base / "near")),
         ("dev", [pair.query for pair in pairs]),
@@ -107,7 +107,7 @@ def test_features_are_the_mean_state_of_a_texts_own_tokens(base):
     """Whatever shares its batch."""
     texts = ["sorts the list", "", "a", "who reads a table and merges lists twice", "a"]
     init = str(base / "public")
-    by_sizes = [text_features.load(init, size)(texts) for size in (3, 128)]
+    by_sizes = [similarity.load_features(init, size)(texts) for size in (3, 128)]
     np.testing.assert_array_equal(by_sizes[0][2], by_sizes[0][4])
     _, encoder = checkpoints.load_encoder(init)
     tokenizer = Tokenizer(f"{init}/spiece.model")

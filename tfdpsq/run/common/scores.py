@@ -12,8 +12,7 @@ from tfdpsq import evaluation
 from tfdpsq.evaluation import RankingResult
 from tfdpsq.evaluation.measures import warn_of_identical_ids
 from tfdpsq.run.common.benchmark_sets import METRICS, Part
-from tfdpsq.run.common.fusion import fused
-from tfdpsq.run.common.reranking import reranked
+from tfdpsq.run.common.fusion import fused, reranked
 from tfdpsq.run.common.search import Run
 from tfdpsq.run.frame.runner import Context
 

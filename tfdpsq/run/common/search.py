@@ -1,7 +1,6 @@
 """Searches of a corpus: by words, by retrievers, by embeddings that exist.
 
-The corpus streams by. Memory holds a chunk of it, for every exact kind of index and for
-BM25; only ScaNN's tree ("scann") needs all embeddings at once.
+The corpus streams by: memory holds a chunk of it, for every exact index and for BM25.
 """
 
 from __future__ import annotations

@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdpsq import evaluation, words
-from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
+from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.beir import PairTable
-from tfdpsq.run.common import text_features
+from tfdpsq.generator import checkpoints
+from tfdpsq.layers import MaskedMeanPooling
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Generator
 from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.validation import InputError
 
 # k-means starts from these seeds; the first is the published one.
 _FIRST_SEED = 25
 # Training queries that are indexed at a time.
 _INDEXED = 20_000
+# Tokens of a text: more than a query has.
+_LENGTH = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,7 @@ class SimilaritySettings(settings.Settings):
     """How sets of queries are compared with private ones."""
 
     init: str = path(
-        Generator, text_features.PRESET, help="whose encoder makes features for MAUVE"
+        Generator, "t5_tiny_pydocs", help="whose encoder makes features for MAUVE"
     )
     seeds: int = setting(5, ge=2, help="of k-means, for MAUVE")
     samples: int = setting(5_000, ge=2, help="most texts of a set that get features")
@@ -68,7 +73,7 @@ def measure(
         references.setdefault(pair.document_id, []).append(pair.query)
         asked[pair.query_id] = pair.query
     held_out = _sample(own, asked.values(), len(asked))
-    featurize = text_features.load(own.init, own.batch_size)
+    featurize = load_features(own.init, own.batch_size)
     features = featurize(held_out)
     training = beir.pairs(own.training_split)
     apart = split != own.training_split  # else queries would be their own control
@@ -169,3 +174,50 @@ def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
         }
         for kind in ("distinct", "lengths", "vocabulary")
     }
+
+
+def load_features(
+    init: str, batch_size: int = 128
+) -> Callable[[Sequence[str]], np.ndarray]:
+    """Loads an encoder, whose states over a text's tokens, EOS included, are averaged.
+
+    Args:
+      init: a T5 with its vocabulary.
+      batch_size: texts at a time.
+
+    Returns:
+      Takes n texts, and returns [n, hidden_dim] float32 in their order; equal texts
+      have equal features, and a text's do not depend on the others, beyond rounding.
+
+    Raises:
+      InputError: no such model, or no vocabulary.
+    """
+    directory = checkpoints.locate(init)
+    vocabulary = checkpoints.vocabulary_in(directory)
+    if vocabulary is None:
+        raise InputError(f"similarity.init is {init}, which has no vocabulary. Add it.")
+    tokenizer = Tokenizer(vocabulary)
+    config, encoder = checkpoints.load_encoder(directory)
+    tokenizer.require_embeddings(config.vocabulary_size)
+    pool = MaskedMeanPooling()
+    matrix = tf.TensorSpec([None, None], tf.int32)
+
+    @tf.function(input_signature=[matrix, matrix], autograph=False)
+    def forward(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        states = encoder({"encoder_token_ids": tokens, "encoder_padding_mask": mask})
+        return pool(states, mask=mask)
+
+    def features(texts: Sequence[str]) -> np.ndarray:
+        numbers: dict[str, int] = {}  # so that equal texts are equal to the bit
+        own = [numbers.setdefault(text, len(numbers)) for text in texts]
+        ids, lengths = map(np.asarray, tokenizer.encode(list(numbers), _LENGTH))
+        found = np.empty([len(ids), config.hidden_dim], np.float32)
+        order = np.argsort(-lengths, kind="stable")  # like lengths share a batch
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            widest = lengths[rows[0]]
+            mask = np.arange(widest) < lengths[rows][:, np.newaxis]
+            found[rows] = forward(ids[rows, :widest], mask.astype(np.int32)).numpy()
+        return found[own]
+
+    return features

@@ -67,7 +67,6 @@ class Embed(runner.ShardedStage):
             help="of the search to export; scann is approximate, the others are exact",
         )
         dtype: str = setting("float32", choices=("float32", "mixed_bfloat16"))
-        jit_compile: bool = setting(False)
         batch_size: int = setting(128, ge=1, speed=True)
         shard_documents: int = setting(
             65_536, ge=1, speed=True, help="texts that are in memory at a time"
@@ -97,9 +96,7 @@ class Embed(runner.ShardedStage):
         """Loads the retriever."""
         s, parts = c.settings, c.parts
         with c.scope():
-            embedder = retriever.Embedder(
-                _load(c), _TOWERS[s.texts], s.batch_size, s.jit_compile
-            )
+            embedder = retriever.Embedder(_load(c), _TOWERS[s.texts], s.batch_size)
 
         def make(index: int, out: shards.ShardWriter) -> None:
             texts = ((text.id, text.content) for text in parts.read(index))

@@ -23,8 +23,8 @@ from typing import Any
 
 from tfdpsq.data import io
 from tfdpsq.retriever import VectorStore
-from tfdpsq.retriever.index import KINDS, ROWS, TREE, require_tree
-from tfdpsq.run.common import reranking, scores, search, similarity
+from tfdpsq.retriever.index import EXACT, ROWS
+from tfdpsq.run.common import fusion, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
 from tfdpsq.run.common.embeddings import (
     DOCUMENTS,
@@ -32,8 +32,7 @@ from tfdpsq.run.common.embeddings import (
     Embeddings,
     require_one_encoder,
 )
-from tfdpsq.run.common.fusion import FusionSettings
-from tfdpsq.run.common.reranking import RerankSettings
+from tfdpsq.run.common.fusion import FusionSettings, RerankSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
 from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
@@ -109,7 +108,7 @@ class Evaluate(runner.ShardedStage):
         similarity_split: str = setting("dev", when="synthetic")
         similarity: SimilaritySettings = nested(SimilaritySettings, when="synthetic")
         k: int = setting(100, ge=10, help="documents for each query")
-        index: str = setting("scann_brute_force", choices=KINDS)
+        index: str = setting("scann_brute_force", choices=EXACT)
         dtype: str = setting("float32", choices=("float32", "mixed_bfloat16"))
         resamples: int = setting(10_000, ge=1)
         seed: int = setting(0, ge=0, le=settings.SEED)
@@ -135,7 +134,7 @@ class Evaluate(runner.ShardedStage):
                     f"as the system {EMBEDDINGS!r} or what train_adapter wrote."
                 )
         for name, generator in given["rerankers"].items():
-            reranking.require_scorer(f"rerankers.{name}", generator)
+            fusion.require_scorer(f"rerankers.{name}", generator)
         if s.rerankers and s.rerank.depth > s.k:
             raise InputError(
                 f"rerank.depth is {s.rerank.depth}, but k is {s.k}. Raise k."
@@ -200,14 +199,15 @@ class Evaluate(runner.ShardedStage):
             splits = [test.split]
             if s.synthetic:
                 splits += [s.similarity_split, s.similarity.training_split]
-            counts = test.beir().validate(tuple(dict.fromkeys(splits)))
-            if s.index == TREE and set(s.systems.values()) != {BM25}:
-                require_tree("index", counts.documents)
-            # A set with flaws is small.
-            whole = [n for n in s.systems if test.as_published or _is_whole(s, n)]
+            test.beir().validate(tuple(dict.fromkeys(splits)))
+            whole = tuple(
+                name
+                for name, path in s.systems.items()
+                if path == BM25 or name in s.indexes or test.as_published  # is small
+            )
             by_shards = tuple(name for name in s.systems if name not in whole)
             if whole:
-                pieces.append(Piece(test, tuple(whole)))
+                pieces.append(Piece(test, whole))
             if by_shards:
                 cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
                 pieces += [Piece(test, by_shards, cut, at) for at in range(len(cut))]
@@ -259,11 +259,6 @@ class Evaluate(runner.ShardedStage):
             )
         io.write_json(c.out / METRICS_FILE, {**metrics, "settings": notes})
         return {name: row[METRICS[0]] for name, row in systems.items()}
-
-
-def _is_whole(s: Evaluate.Settings, name: str) -> bool:
-    """Returns whether a system searches a whole corpus at a time, not by shards."""
-    return s.systems[name] == BM25 or name in s.indexes or s.index == TREE
 
 
 def _tests(s: Evaluate.Settings, given: Given) -> list[Part]:

@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any
 
 from tfdpsq.generator import Reranker, T5QueryGenerator
-from tfdpsq.run.common import exported, reranking
+from tfdpsq.run.common import exported, fusion
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Generator
 from tfdpsq.run.frame.runner import Context, Given, Stage
@@ -36,7 +36,7 @@ class Rerank(Stage):
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what is no generator, or has no vocabulary."""
-        reranking.require_scorer("generator", given["generator"])
+        fusion.require_scorer("generator", given["generator"])
 
     def run(self, c: Context) -> dict[str, Any]:
         """Writes `reranker/`."""
