@@ -7,12 +7,9 @@ import re
 import shutil
 import stat
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import tensorflow as tf
-import tensorflow_datasets as tfds
 from helpers import tiny
 from helpers.import_logs import NAMES, ROWS, TRAIN_ALONE, dicts, run
 
@@ -154,49 +151,6 @@ def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
     assert beir.qrels("dev") == {"9": {"2": 1}}
     with pytest.raises(InputError, match="is under release/"):
         run(tmp_path / "release" / "pairs", f"{tmp_path}/qrels.train.tsv", **changes)
-
-
-def _prepare_tfds(folder):
-    """Writes a TensorFlow data set of `ROWS`, cut into train and test."""
-    features = dict.fromkeys(NAMES, tfds.features.Text())
-    features["who"] = tfds.features.Scalar(np.int64)
-    users = {"ann": 7, "bob": 8, "cat": 9}
-
-    def split(rows):
-        rows = [dict(row, who=users[row["who"]]) for row in dicts(rows)]
-        columns = {name: [row[name] for row in rows] for name in NAMES}
-        return tf.data.Dataset.from_tensor_slices(columns)
-
-    tfds.dataset_builders.store_as_tfds_dataset(
-        "my_log",
-        version="1.0.0",
-        features=tfds.features.FeaturesDict(features),
-        split_datasets={"train": split(ROWS[:5]), "test": split(ROWS[5:])},
-        data_dir=folder,
-    )
-
-
-def test_a_prepared_tfds_set_is_a_log(tmp_path, monkeypatch):
-    _prepare_tfds(tmp_path / "sets")
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
-    out = tmp_path / "private" / "pairs"
-    by_place = f"tfds:{tmp_path}/sets/my_log/1.0.0#test"
-    run(out, "tfds:my_log#train", columns__user="who", logs__test=by_place)
-    names = {"7": "ann", "8": "bob", "9": "cat"}
-    found = {
-        (split, query, document, names[user])
-        for user, rows in _units(out).items()
-        for split, _, _, query, document in rows
-    }
-    rows = [("train", row) for row in ROWS[:4]] + [("test", ROWS[5])]
-    assert found == {(split, *row[:3]) for split, row in rows}
-    # TensorFlow's error has the row as it is.
-    for path in (tmp_path / "sets").rglob("*-test.tfrecord*"):
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            writer.write(b"is my rash contagious")
-    with pytest.raises(InputError, match="my_log#test") as error:
-        run(tmp_path / "private" / "out", "tfds:my_log#test")
-    assert "rash" not in str(error.value)
 
 
 def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):

@@ -5,6 +5,7 @@ import json
 
 import pandas
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdpsq.run.common.text_corpus import Texts, read_texts
@@ -117,3 +118,10 @@ def test_tfds_is_read_shard_by_shard(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             read(f"tfds:{name}", field)
+    # TensorFlow's error has the row as it is, which may be a private one of a log.
+    for path in tmp_path.rglob("*.tfrecord*"):
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            writer.write(b"is my rash contagious")
+    with pytest.raises(DataError, match="tiny_corpus") as error:
+        read("tfds:tiny_corpus")
+    assert "rash" not in str(error.value)
