@@ -5,9 +5,8 @@
 For every seed: one generator at ε = 8 as in configs/quickstart.py, one set of more
 queries than a retriever's steps read, so that a filter has a choice, and a retriever
 for each way of filtering the set (see `run/filter.py`). All retrievers take the same
-number of steps from the same encoder. The judge of a round trip is BM25, a retriever
-trained on public pairs alone, or the one trained on the set itself. Finished stages are
-not run again; interrupted ones resume.
+number of steps from the same encoder. Finished stages are not run again; interrupted
+ones resume.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; every row is compared with the unfiltered set's by the paired bootstrap over
@@ -31,7 +30,6 @@ import tensorflow as tf
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run import filter as filter_stage
 from tfdpsq.run.core import layout
-from tfdpsq.run.search import round_trip
 
 METRIC = "ndcg@10"
 REFERENCE = "unfiltered"
@@ -39,24 +37,14 @@ PUBLIC = "public_only"
 
 
 def rows(options):
-    """Returns {row: settings of the stage `filter`, `None` without it}.
-
-    A judge that starts with "@" is the retriever of that name.
-    """
-    k = options.k
-    words = {"min_words": 3, "duplicates": True}
-
-    def judged(judge):
-        return {"round_trip": {"retriever": judge, "k": k}}
-
+    """Returns {row: settings of the stage `filter`, `None` without it}."""
+    words, round_trip = {"min_words": 3, "duplicates": True}, {"round_trip": options.k}
     found = {
         PUBLIC: None,
         REFERENCE: None,
         "words_duplicates": words,
-        "round_trip_bm25": judged(round_trip.BM25),
-        "round_trip_public": judged(f"@{PUBLIC}"),
-        "round_trip_own": judged(f"@{REFERENCE}"),
-        "all": {**words, **judged(round_trip.BM25)},
+        "round_trip": round_trip,
+        "all": {**words, **round_trip},
     }
     wanted = [REFERENCE, *(options.only or found)]
     return {name: settings for name, settings in found.items() if name in wanted}
@@ -99,31 +87,25 @@ def one_seed(options, seed):
     whole = made / "synthetic" / layout.SET
     note("a set")
     counts: dict = {}
-    judges: dict = {}
 
-    def judge(name):
-        """Returns a retriever that judges round trips."""
-        if name not in judges:
-            pairs = whole
-            if name == PUBLIC:
-                prepared = stage(
-                    prepare,
-                    job.prepare,
-                    home / "prepare",
-                    data=options.data,
-                    vocabulary_size=0,
-                )
-                pairs = prepared / layout.PUBLIC_PAIRS
-            judges[name] = retriever(name, pairs)
-        return judges[name]
+    def unfiltered(name):
+        """Returns a retriever of the whole set, or of public pairs."""
+        pairs = whole
+        if name == PUBLIC:
+            prepared = stage(
+                prepare,
+                job.prepare,
+                home / "prepare",
+                data=options.data,
+                vocabulary_size=0,
+            )
+            pairs = prepared / layout.PUBLIC_PAIRS
+        return retriever(name, pairs)
 
     def made_of(name, settings):
         """Returns a retriever of the filtered set."""
         config = filter_stage.default_config()
         config.update(synthetic=str(whole), corpus=options.data, **settings)
-        own = config.round_trip
-        if own.retriever.startswith("@"):
-            own.retriever = judge(own.retriever.removeprefix("@"))
         out = home / "filtered" / name
         filter_stage.run(config, out)
         counts[name] = json.loads((out / "stage.json").read_text("utf-8"))["result"]
@@ -132,7 +114,7 @@ def one_seed(options, seed):
     found = {}
     job.evaluate.systems = {}  # without BM25, which no filter changes
     for name, settings in rows(options).items():
-        path = judge(name) if settings is None else made_of(name, settings)
+        path = unfiltered(name) if settings is None else made_of(name, settings)
         # By itself, so that rows can be added later.
         out = stage(
             evaluate,

@@ -6,10 +6,10 @@ Every stage runs by its command line, in its own process, on one untrained retri
 one layer and made-up documents of a dozen words: `encode` embeds the corpus, `index`
 does so for a streamed search, `evaluate` validates, embeds and searches for 300
 queries, `evaluate_index` searches the output of `index`, `evaluate_bm25` searches by
-words. On sets of queries written for these documents, `filter_round_trip` and
-`filter_bm25` rank the documents of 300; `filter_words` searches for known words and
-duplicates in as many queries as there are documents; `train_retriever` takes 20 steps
-on these, and `mine` finds ten documents for each (so its corpus and its set both grow).
+words. On sets of queries written for these documents, `filter_bm25` ranks the
+documents of 300; `filter_words` searches for duplicates in as many queries as there
+are documents; `train_retriever` takes 20 steps on these, and `mine` finds ten documents
+for each (so its corpus and its set both grow).
 
 Prints one JSON line per row: wall seconds, processor seconds, and the largest resident
 set of that process. Two numbers per stage show its growth. `exponent` is p of processor
@@ -47,15 +47,7 @@ STAGES = {
         {**_EVALUATE, "systems.mine": "{retriever}", "indexes.mine": "{out}/index"},
     ),
     "evaluate_bm25": ("evaluate", {**_EVALUATE, "systems.bm25": "bm25"}),
-    "filter_round_trip": (
-        "filter",
-        {
-            **_FILTER,
-            "round_trip.retriever": "{retriever}",
-            "round_trip.k": "100",
-        },
-    ),
-    "filter_bm25": ("filter", {**_FILTER, "round_trip.retriever": "bm25"}),
+    "filter_bm25": ("filter", {**_FILTER, "round_trip": "1"}),
     "filter_words": (
         "filter",
         {**_FILTER, "synthetic": "{set}", "duplicates": "True"},

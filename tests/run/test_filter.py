@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from helpers import framed, tiny
 
-from tfdpsq import evaluation, retriever
+from tfdpsq import evaluation
 from tfdpsq.data import (
     Document,
     read_manifest,
     read_synthetic,
-    train_vocabulary,
     write_beir,
     write_synthetic,
 )
-from tfdpsq.run.frame import artefacts, runner, settings
-from tfdpsq.run.frame.artefacts import Artefact
-from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame import artefacts
 from tfdpsq.run.stages.filter import STAGE
 from tfdpsq.validation import DataError, InputError
 
@@ -42,7 +39,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A corpus, a set with a guarantee, and a retriever trained on the set."""
+    """A corpus, and a set with a guarantee."""
     base = tmp_path_factory.mktemp("filter")
     documents = [Document(f"d{i}", "", text) for i, text in enumerate(TEXTS)]
     write_beir(
@@ -50,9 +47,6 @@ def base(tmp_path_factory):
     )
     rows = ((query, document, TEXTS[int(document[1:])]) for query, document in ROWS)
     tiny.write_set(base / "set", rows, framed.certificate(8.0))
-    train_vocabulary([*TEXTS, *(row[0] for row in ROWS)] * 3, 320, base / "spiece")
-    framed.write_retriever(base / "retriever", base / "spiece")
-    framed.certify(base / "retriever", 8.0)  # as one that was trained on the set
     return base
 
 
@@ -72,7 +66,7 @@ def test_each_filter_drops_what_it_says(base, tmp_path):
         ({"max_words": 10}, [6], {"words": 1}),
         ({"duplicates": True}, [1], {"duplicates": 1}),
         # d0 comes first for row 1, d4 for both of its own; "parse" finds d2.
-        ({"round_trip": {"retriever": "bm25"}}, [1, 3], {"round_trip": 2}),
+        ({"round_trip": 1}, [1, 3], {"round_trip": 2}),
     ]
     for number, (options, gone, counts) in enumerate(cases):
         kept, dropped = _filter(base, tmp_path / str(number), **options)
@@ -107,22 +101,6 @@ def test_a_private_set_stays_private(base, tmp_path):
             _filter(base, tmp_path / "release" / "out", synthetic=str(path))
 
 
-def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
-    """Kept are the rows whose document ranks k or better, by a plain computation."""
-    model = retriever.load(base / "retriever" / "model")
-    embed = {
-        kind: retriever.encode_texts(model, texts, kind, 4, progress=False)
-        for kind, texts in (("query", [q for q, _ in ROWS]), ("document", TEXTS))
-    }
-    scores = embed["query"].astype(np.float64) @ embed["document"].T
-    own = scores[np.arange(len(ROWS)), [int(d[1:]) for _, d in ROWS]]
-    ranks = 1 + (scores > own[:, None]).sum(axis=1)
-    assert 0 < (ranks <= 3).sum() < len(ROWS)  # else this would show nothing
-    judge = {"retriever": str(base / "retriever"), "k": 3}
-    kept, _ = _filter(base, tmp_path / "out", round_trip=judge)
-    assert kept == [q for (q, _), rank in zip(ROWS, ranks) if rank <= 3]
-
-
 def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path):
     """70 rows, with texts that tie under BM25 and queries that occur twice."""
     draw = np.random.default_rng(3)
@@ -150,60 +128,25 @@ def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path
             expected.append(query)
     assert 10 < len(expected) < 60 and len(seen) < 60
     options = {"synthetic": given, "corpus": str(tmp_path / "corpus")}
-    round_trip = {"retriever": "bm25", "k": 4}
-    kept, dropped = _filter(
-        base, tmp_path / "out", round_trip=round_trip, duplicates=True, **options
-    )
+    options.update(round_trip=4, duplicates=True)
+    kept, dropped = _filter(base, tmp_path / "out", **options)
     assert kept == expected and sum(dropped.values()) == 70 - len(expected)
-    # Nothing of the corpus stays with the set.
-    there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"set", "stage.json", "certificate.json"}
-
-
-def test_a_judge_is_refused_on_promises(base):
-    """Before the set and the judge are there: what counts is where they come from."""
-    made = settings.from_config(STAGE.Settings, {"synthetic": "set", "corpus": "c"})
-    judged = settings.from_config(
-        STAGE.Settings,
-        {"synthetic": "set", "corpus": "c", "round_trip": {"retriever": "judge"}},
-    )
-
-    def given(privacy, origin):
-        judge = Artefact("judge", privacy, None, {}, origin, promised=True)
-        of = Artefact("set", Privacy.CERTIFIED, None, {}, "generator", promised=True)
-        return runner.Given({"synthetic": of, "round_trip.retriever": judge})
-
-    STAGE.check(made, runner.Given({"synthetic": None, "round_trip.retriever": None}))
-    for privacy, origin, refused in (
-        (Privacy.PUBLIC, "", False),
-        (Privacy.CERTIFIED, "generator", False),
-        (Privacy.CERTIFIED, "another", True),
-        (Privacy.PRIVATE, "", True),
-    ):
-        if not refused:
-            STAGE.check(judged, given(privacy, origin))
-            continue
-        with pytest.raises(InputError, match="its choice would reveal"):
-            STAGE.check(judged, given(privacy, origin))
 
 
 def test_bad_settings_are_named(base, tmp_path):
-    """Private pairs, limits that nothing passes, no judge, or the wrong corpus."""
+    """Private pairs, limits that nothing passes, or the wrong corpus."""
     judged = {"train": [("q", "d0", 1)]}
     write_beir(tmp_path / "part", [Document("d0", "", TEXTS[0])], [("q", "x")], judged)
     shutil.copytree(base / "corpus", tmp_path / "twice")
     with (tmp_path / "twice" / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d2", "title": "", "text": "another"}\n')
-    bm25 = {"round_trip": {"retriever": "bm25"}}
     for options, message in (
         ({"synthetic": str(base / "corpus")}, "Give a set of queries"),
         ({"min_words": 5, "max_words": 3}, "no query passes"),
         ({"min_words": 99}, "no query of .*set passes; .* {'words': 7}"),
-        ({"round_trip": {"retriever": "embeddings"}}, "which embeds no text"),
-        ({"round_trip": {"k": 3}}, "round_trip.k is 3, which does nothing"),
-        ({"corpus": str(tmp_path / "part"), **bm25}, "'d1', which"),
+        ({"corpus": str(tmp_path / "part"), "round_trip": 1}, "'d1', which"),
         # Whichever of the two were meant, the rank would be of one of them alone.
-        ({"corpus": str(tmp_path / "twice"), **bm25}, "'d2'"),
+        ({"corpus": str(tmp_path / "twice"), "round_trip": 1}, "'d2'"),
     ):
         with pytest.raises((InputError, DataError), match=message):
             _filter(base, tmp_path / "out", **options)

@@ -6,7 +6,6 @@ The corpus streams by: memory holds a chunk of it, for every exact index and for
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,15 +14,14 @@ import numpy as np
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import BeirDirectory
-from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.encoding import progress_bar
-from tfdpsq.retriever.index import EXACT, ROWS, search_chunks
+from tfdpsq.retriever.index import ROWS, search_chunks
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common.embeddings import Embeddings, unit_length
 from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import ADAPTER_FILE, MODEL, Artefact, Retriever, System
-from tfdpsq.validation import InputError, shown
+from tfdpsq.validation import InputError
 
 BM25, EMBEDDINGS = System.WORDS
 Run = dict[str, dict[str, float]]
@@ -176,57 +174,3 @@ def merged(parts: Iterable[Run], k: int) -> Run:
             both = [*best.get(query, {}).items(), *hits.items()]
             best[query] = dict(sorted(both, key=lambda hit: -hit[1])[:k])
     return best
-
-
-def comes_back(
-    judge: str, k: int, beir: BeirDirectory, scratch: str, batch_size: int
-) -> Callable[[list[SyntheticQuery]], list[bool]]:
-    """Returns a test: is a query's own document among its k best of the corpus?
-
-    The round trip of Dai et al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2.
-
-    Args:
-      judge: "bm25", or what `train_retriever` wrote.
-      k: the lowest rank that passes.
-      beir: the corpus.
-      scratch: a directory for its embeddings.
-      batch_size: texts embedded at a time.
-
-    Returns:
-      Takes as many rows as fit into memory; raises InputError for a row whose document
-      is not in the corpus.
-    """
-    known = {hash(document.id) for document in beir.documents()}
-    if judge == BM25:
-        words = bm25(beir)
-    else:
-        model = retriever.load(pathlib.Path(judge) / MODEL)
-        embedder = retriever.Embedder(model, "document", batch_size)
-        texts = ((document.id, document.content) for document in beir.documents())
-        with progress_bar("document") as bar:
-            held = retriever.VectorStore.write(
-                os.path.join(scratch, "documents"),
-                encoder_fingerprint(model),
-                model.config.embedding_dim,
-                embedder.chunks(texts, done=bar.update),
-            )
-        asking = retriever.Embedder(model, "query", batch_size)
-
-    def passes(rows: list[SyntheticQuery]) -> list[bool]:
-        for row in rows:
-            if hash(row.document_id) not in known:
-                raise InputError(
-                    f"query {row.query_id!r} was written for document "
-                    f"{shown(row.document_id)}, which {beir.path} does not have. Give "
-                    "the corpus that the set was written for."
-                )
-        queries = {row.query_id: row.query for row in rows}
-        if judge == BM25:
-            found = words.search(queries, k)
-        else:
-            chunks = asking.chunks(queries.items())
-            vectors = np.concatenate([vectors for _, vectors in chunks])
-            found = nearest(queries, vectors, held.chunks(ROWS), k, EXACT[0])
-        return [row.document_id in found.get(row.query_id, {}) for row in rows]
-
-    return passes

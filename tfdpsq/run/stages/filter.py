@@ -3,20 +3,18 @@
     tfdpsq filter --workdir=OUT --config.synthetic=SET --config.corpus=BEIR
 
 What is computed from a synthetic set and public data has the set's guarantee, by
-post-processing, so queries may be dropped for any reason that uses these alone. A
-retriever that judges round trips must be public, or trained under **this** guarantee:
-another one would carry into the set what its certificate does not count, and is
-refused. Choosing settings by results on private queries would be a private read.
+post-processing, so queries may be dropped for any reason that uses these alone.
+Choosing settings by results on private queries would be a private read.
 
 The filters, each off unless set, in this order:
 
     words       too few or too many words
     duplicates  repeated queries: the same words in the same order
-    round_trip  queries that do not retrieve their own document among the best
+    round_trip  queries that do not find their own document among BM25's best (Dai et
+                al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2)
 
-Memory holds neither the corpus nor the set, only hashes.
-Writes `set/`, with its certificate; `stage.json` has how many queries each filter
-dropped.
+Memory holds neither a large corpus nor the set, only hashes. Writes `set/`, with its
+certificate; `stage.json` has how many queries each filter dropped.
 """
 
 from __future__ import annotations
@@ -24,33 +22,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tfdpsq import words
-from tfdpsq.data import read_manifest, read_synthetic, write_synthetic
+from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic, write_synthetic
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.run.common import data_card, search
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet, System
-from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet
 from tfdpsq.run.frame.runner import Context, Given, Stage
-from tfdpsq.run.frame.settings import nested, path, setting
-from tfdpsq.validation import InputError
+from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.validation import InputError, shown
 
-# Queries in memory at a time; a round trip by BM25 reads the corpus twice for each lot.
+# Queries in memory at a time; BM25 reads a large corpus twice for each lot.
 _CHUNK = 32_768
 
 _Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundTrip(settings.Settings):
-    """The round trip: does a query retrieve its own document?"""
-
-    retriever: str = path(System, "", help="its judge")
-    k: int = setting(1, ge=1, when="retriever", help="the lowest rank that passes")
 
 
 class Filter(Stage):
@@ -68,28 +56,17 @@ class Filter(Stage):
         min_words: int = setting(0, ge=0)
         max_words: int = setting(0, ge=0, help="0 is no limit")
         duplicates: bool = setting(False, help="drop repeated queries")
-        round_trip: RoundTrip = nested(RoundTrip)
-        batch_size: int = setting(128, ge=1, speed=True)
+        round_trip: int = setting(
+            0, ge=0, help="lowest rank of a query's own document; 0 searches for none"
+        )
         shards: int = setting(4, ge=1, le=99_999, help="files of the set")
 
     def check(self, s: Settings, given: Given) -> None:
-        """Refuses a judge that knows more of private queries than the set."""
+        """Refuses limits that exclude each other."""
         if 0 < s.max_words < s.min_words:
             raise InputError(
                 f"min_words is {s.min_words} and max_words {s.max_words}: no query "
                 "passes both."
-            )
-        of, judge = given["synthetic"], given["round_trip.retriever"]
-        if judge is None:
-            return
-        search.require_retriever("round_trip.retriever", judge)
-        own = judge.origin == of.origin != ""
-        if judge.privacy > Privacy.PUBLIC and not own:
-            raise InputError(
-                f"round_trip.retriever is {judge.path}, which private queries had a "
-                f"part in, and not through {of.path}: its choice would reveal what the "
-                "set's certificate does not count. Use one that was trained on this "
-                f"set or on public pairs, or {search.BM25!r}."
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
@@ -100,22 +77,21 @@ class Filter(Stage):
         """Writes what passes all filters, unchanged and in order."""
         given = c.given["synthetic"]
         manifest, dropped = read_manifest(given.path), dict[str, int]()
-        with tempfile.TemporaryDirectory(dir=c.out) as scratch:
-            rows = _passing(_tests(c, scratch), given.path, dropped)
-            first = next(rows, None)
-            if first is None:
-                raise InputError(
-                    f"no query of {given.path} passes; of {manifest['count']}, the "
-                    f"filters drop {dropped}. Loosen the one that drops most."
-                )
-            written = write_synthetic(
-                c.out / SET,
-                itertools.chain([first], rows),
-                provenance={**c.provenance(), "of": manifest["provenance"]},
-                certificate=self.certificate(c.settings, c.given),
-                shards=c.settings.shards,
-                guarantee=c.privacy.word,
+        rows = _passing(_tests(c), given.path, dropped)
+        first = next(rows, None)
+        if first is None:
+            raise InputError(
+                f"no query of {given.path} passes; of {manifest['count']}, the "
+                f"filters drop {dropped}. Loosen the one that drops most."
             )
+        written = write_synthetic(
+            c.out / SET,
+            itertools.chain([first], rows),
+            provenance={**c.provenance(), "of": manifest["provenance"]},
+            certificate=self.certificate(c.settings, c.given),
+            shards=c.settings.shards,
+            guarantee=c.privacy.word,
+        )
         data_card.write(c.out / SET, written)
         kept = {"read": manifest["count"], "kept": written["count"]}
         return {**kept, "dropped": dropped}
@@ -136,7 +112,7 @@ def _passing(
         yield from chunk
 
 
-def _tests(c: Context, scratch: str) -> dict[str, _Test]:
+def _tests(c: Context) -> dict[str, _Test]:
     """Returns the filters that are set, in their order."""
     s, tests = c.settings, dict[str, _Test]()
     if s.min_words or s.max_words:
@@ -156,12 +132,28 @@ def _tests(c: Context, scratch: str) -> dict[str, _Test]:
         tests["duplicates"] = lambda rows: map(
             is_new, words.text_hashes(row.query for row in rows)
         )
-    if s.round_trip.retriever:
-        judge, beir = c.given["round_trip.retriever"].path, c.given["corpus"].beir()
-        tests["round_trip"] = search.comes_back(
-            judge, s.round_trip.k, beir, scratch, s.batch_size
-        )
+    if s.round_trip:
+        tests["round_trip"] = _comes_back(c.given["corpus"].beir(), s.round_trip)
     return tests
+
+
+def _comes_back(beir: BeirDirectory, k: int) -> _Test:
+    """Returns a test: is a query's own document among BM25's k best of the corpus?"""
+    bm25 = search.bm25(beir)
+    known = {hash(document.id) for document in beir.documents()}
+
+    def passes(rows: list[SyntheticQuery]) -> list[bool]:
+        for row in rows:
+            if hash(row.document_id) not in known:
+                raise InputError(
+                    f"query {row.query_id!r} was written for document "
+                    f"{shown(row.document_id)}, which {beir.path} does not have. Give "
+                    "the corpus that the set was written for."
+                )
+        found = bm25.search({row.query_id: row.query for row in rows}, k)
+        return [row.document_id in found.get(row.query_id, {}) for row in rows]
+
+    return passes
 
 
 STAGE = Filter()
