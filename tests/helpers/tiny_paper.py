@@ -56,7 +56,6 @@ def settings(base):
         "job.audit.members": 6,
         "job.audit.samples_per_document": 1,
         "job.evaluate.resamples": 100,
-        "resamples": 100,
     }
 
 

@@ -38,8 +38,9 @@ def _run(config, workdir):
 
 def test_killed_job_keeps_what_it_had_finished(job):
     after = tiny_job.stages(job.directory)
-    made = "prepare public_model mined adapter_inf adapter_eps8 adapter_eps0_5 "
-    made += "canaries histogram_eps0.4 generator_inf"
+    made = "prepare public_model histogram_eps0.4 generator_inf synthetic_inf "
+    made += "retriever_untrained retriever_public_only retriever_original "
+    made += "retriever_synthetic_inf"
     assert {path.parent.name for path in job.before} == set(made.split())
     assert job.before.items() <= after.items()
     assert not list((job.directory / "private" / "partial").iterdir())

@@ -29,6 +29,7 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
     """
     steps = {each.step.name: each for each in planned}
     (evaluated,) = (e for e in planned if e.step.stage.name == "evaluate")
+    own: Any = evaluated.settings
     out = evaluated.place.path
     metrics = io.read_json(pathlib.Path(out, "metrics.json"), _REMEDY)
     sets = {e.step.label: e for e in planned if "set" in e.step.shows}
@@ -38,8 +39,8 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
         "rows": [_row(row, metrics, steps) for row in evaluated.step.shows["rows"]],
         **_training([each for each in planned if "chart" in each.step.shows]),
         "examples": examples(
-            evaluated.settings.data,
-            s.evaluate.similarity_split,
+            own.data,
+            own.similarity_split,
             s.examples,
             {label: pathlib.Path(e.place.path) / SET for label, e in sets.items()},
         ),

@@ -155,8 +155,8 @@ def _chart(rows: Sequence[Mapping[str, Any]]) -> plots.Plot:
         shown,
         "NDCG@10 on the test queries",
         "NDCG@10",
-        *public[:1] or [None],
-        note="95 % intervals. Blue: protected; orange: private data without "
+        public[0] if public else None,
+        "95 % intervals. Blue: protected; orange: private data without "
         "protection; green: no private data. Dotted: public-only.",
     )
 

@@ -16,6 +16,7 @@ import scipy.stats
 from tfdpsq import evaluation
 from tfdpsq.data import io
 from tfdpsq.run.common import canary_set
+from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.report import page
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
@@ -199,24 +200,36 @@ def kendall(ours: Sequence[float], paper: Sequence[float]) -> dict[str, Any]:
 # -- Numbers of rows, by what a table measures -----------------------------------------
 
 
-def read_cells(
-    table: Mapping[str, Any], retrieval: Sequence[str], zero_shot: Sequence[str]
+def cells(
+    table: Mapping[str, Any], paths: Mapping[str, str], seeds: Sequence[int]
 ) -> Cells:
-    """Reads our numbers of a table from what `evaluate` wrote, for each seed.
-
-    `retrieval` are its outputs on the pairs, `zero_shot` those on the sets.
-    """
+    """Reads our numbers of a table from the outputs of `reproduce`'s steps, by name."""
     found: dict[str, dict[str, Cell]] = {}
+    of_sets = table["measure"] == ZERO_SHOT
+    measured = ZERO_SHOT if of_sets else RETRIEVAL
+    outs = [paths.get(f"seed{seed}_{measured}", "") for seed in seeds]
     for row in rows_of(table):
-        if table["measure"] == RETRIEVAL:
-            cells = {c: _mean(retrieval, [""], row, c) for c in table["columns"]}
-        elif table["measure"] == ZERO_SHOT:
-            cells = _zero_shot(zero_shot, row, table["metric"])
+        if table["measure"] == CANARIES:
+            own = canary_cells(paths[f"audit_{row.part}"])
+        elif table["measure"] == RETRIEVAL:
+            own = {c: _mean(outs, [""], row, c) for c in table["columns"]}
+        elif of_sets:
+            own = _zero_shot(outs, row, table["metric"])
         else:
-            read = [_json(out, "metrics.json")["similarity"] for out in retrieval]
-            cells = _similarity([each[row.name] for each in read])
-        found[row.name] = cells
+            read = [_json(out, "metrics.json")["similarity"] for out in outs]
+            own = _similarity([each[row.name] for each in read])
+        found[row.name] = own
     return found
+
+
+def sets(
+    table: Mapping[str, Any], paths: Mapping[str, str], seed: int
+) -> dict[str, pathlib.Path]:
+    """Returns the synthetic set of each row."""
+    return {
+        row.name: pathlib.Path(paths[f"seed{seed}_synthetic_{row.part}"]) / SET
+        for row in rows_of(table)
+    }
 
 
 def _json(out: str, name: str) -> dict[str, Any]:

@@ -37,22 +37,9 @@ from tfdpsq.run.frame.places import PRIVATE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
 from tfdpsq.run.report.wording import row_part, step_part
-from tfdpsq.run.stages import (
-    audit,
-    canaries,
-    evaluate,
-    finetune,
-    histogram,
-    mine,
-    prepare,
-    pretrain,
-    synthesize,
-    train_adapter,
-    train_retriever,
-)
+from tfdpsq.run.stages import pretrain
 from tfdpsq.validation import InputError, shown
 
-import_log = importlib.import_module("tfdpsq.run.stages.import")  # Python's own word
 PUBLIC, RERANKED, ENCODER = "public_only", "reranked", "encoder"
 REPORT_FILE, RESULTS_FILE = "report.html", "results.json"
 _EPSILON = Rule(gt=0.0, le=MOST_EPSILON, inf=True)
@@ -61,20 +48,18 @@ _TRAINED = ("pairs", "init", "continues", "vocabulary", "t5", "seed")
 # Stands for what the job sets, so that the settings that act with it may be set.
 _MADE = {"made": "by this job"}
 # The stage that each group of settings is for.
-_STAGES = {
-    "log": import_log.STAGE,
-    "prepare": prepare.STAGE,
-    "pretrain": pretrain.STAGE,
-    "canaries": canaries.STAGE,
-    "mine": mine.STAGE,
-    "adapter": train_adapter.STAGE,
-    "histogram": histogram.STAGE,
-    "finetune": finetune.STAGE,
-    "synthesize": synthesize.STAGE,
-    "retriever": train_retriever.STAGE,
-    "direct": train_retriever.STAGE,
-    "evaluate": evaluate.STAGE,
-    "audit": audit.STAGE,
+_GROUPS = {"log": "import", "adapter": "train_adapter", "retriever": "train_retriever"}
+_GROUPS["direct"] = "train_retriever"
+STAGES = {
+    group: importlib.import_module(f"tfdpsq.run.stages.{stage}").STAGE
+    for group, stage in {
+        **{name: name for name in ("prepare", "pretrain", "histogram", "finetune")},
+        **{
+            name: name
+            for name in ("synthesize", "mine", "evaluate", "canaries", "audit")
+        },
+        **_GROUPS,
+    }.items()
 }
 _UNSEEDED = ("log", "canaries", "mine", "evaluate")  # a known seed would tell canaries
 
@@ -84,6 +69,11 @@ class Pretraining(pretrain.Pretrain.Settings):
     """Settings of `pretrain`; without steps, `init` is taken as it is."""
 
     steps: int = setting(0, ge=0, le=10**9)
+
+
+def _of(group: str, *filled: str, **options: Any) -> Any:
+    """Returns a stage's settings; the job sets `filled` itself."""
+    return nested(STAGES[group].Settings, filled=filled, **options)
 
 
 class Pipeline(Job):
@@ -126,58 +116,44 @@ class Pipeline(Job):
         seed: int = setting(
             0, ge=0, le=settings.SEED, help="of all stages but evaluation; not of noise"
         )
-        log: Any = nested(import_log.STAGE.Settings, filled=("logs.train",))
-        prepare: Any = nested(
-            prepare.STAGE.Settings, filled=("data", "splits", "vocabulary_size", "seed")
-        )
+        log: Any = _of("log", "logs.train")
+        prepare: Any = _of("prepare", "data", "splits", "vocabulary_size", "seed")
         pretrain: Any = nested(
             Pretraining, filled=("data", "init", "vocabulary", "seed")
         )
-        histogram: Any = nested(
-            histogram.STAGE.Settings,
-            filled=("pairs", "epsilon", "seed", *_OF_UNITS),
+        histogram: Any = _of(
+            "histogram",
+            *("pairs", "epsilon", "seed", *_OF_UNITS),
             when="histogram_epsilon",
             unit="user",
         )
-        finetune: Any = nested(
-            finetune.STAGE.Settings, filled=("epsilon", "histogram", *_TRAINED)
+        finetune: Any = _of("finetune", "epsilon", "histogram", *_TRAINED)
+        synthesize: Any = _of("synthesize", "generator", "histogram", "corpus", "seed")
+        retriever: Any = _of("retriever", "method", "epsilon", *_TRAINED)
+        direct: Any = _of(
+            "direct", "epsilon", "steps", "epochs", *_TRAINED, method="naive"
         )
-        synthesize: Any = nested(
-            synthesize.STAGE.Settings,
-            filled=("generator", "histogram", "corpus", "seed"),
+        mine: Any = _of(
+            "mine", "pairs", "split", "corpus", "strict", when="adapter_epsilons"
         )
-        retriever: Any = nested(
-            train_retriever.STAGE.Settings, filled=("method", "epsilon", *_TRAINED)
-        )
-        direct: Any = nested(
-            train_retriever.STAGE.Settings,
-            filled=("epsilon", "steps", "epochs", *_TRAINED),
-            method="naive",
-        )
-        mine: Any = nested(
-            mine.STAGE.Settings,
-            filled=("pairs", "split", "corpus", "strict"),
-            when="adapter_epsilons",
-        )
-        adapter: Any = nested(
-            train_adapter.STAGE.Settings,
-            filled=("pairs", "documents", "queries", "epsilon", "seed")
-            + ("hard_negatives.run", "hard_negatives.corpus"),
+        adapter: Any = _of(
+            "adapter",
+            *("pairs", "documents", "queries", "epsilon", "seed"),
+            *("hard_negatives.run", "hard_negatives.corpus"),
             when="adapter_epsilons",
             hard_negatives=HardNegativesSettings(run="by this job", count=15),
         )
-        evaluate: Any = nested(
-            evaluate.STAGE.Settings,
-            filled=("data", "sets", "systems", "indexes", "query_embeddings")
-            + ("baseline", "baselines", "rerankers", "synthetic", "strict"),
+        evaluate: Any = _of(
+            "evaluate",
+            *("data", "sets", "systems", "indexes", "query_embeddings"),
+            *("baseline", "baselines", "rerankers", "synthetic", "strict"),
             fusion=FusionSettings(base=BM25),
             rerankers=_MADE,
             synthetic=_MADE,
         )
-        canaries: Any = nested(canaries.STAGE.Settings, filled=("data", "user_field"))
-        audit: Any = nested(
-            audit.STAGE.Settings,
-            filled=("canaries", "generator", "synthetic", "seed", "strict"),
+        canaries: Any = _of("canaries", "data", "user_field", "split")
+        audit: Any = _of(
+            "audit", "canaries", "generator", "synthetic", "seed", "strict"
         )
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
@@ -185,9 +161,9 @@ class Pipeline(Job):
         _check(s)
         made = _Steps(s)
         made.prepare()
-        made.adapters()
-        made.generators()
         made.retrievers()
+        made.adapters()
+        made.rerankings()
         made.evaluate()
         made.audit()
         return made
@@ -250,20 +226,10 @@ def _check(s: Pipeline.Settings) -> None:
             )
     if s.log != type(s)().log and not is_log(s.data):
         raise InputError(f"log is set, but data is {shown(s.data)}, which is no log.")
-    if s.histogram_epsilon and not any(map(math.isfinite, s.epsilons)):
-        raise InputError(
-            f"histogram_epsilon is {s.histogram_epsilon}, but no generator of epsilons "
-            f"{s.epsilons} would count it. Add a finite epsilon, or set it to 0."
-        )
     if s.adapter_epsilons and s.adapter.split == s.evaluate.split:
         raise InputError(
             f"adapter.split and evaluate.split are both {s.evaluate.split!r}: adapters "
             "would be measured on what they were trained on. Name two splits."
-        )
-    if s.audit_epsilons and s.canaries.split != s.finetune.split:
-        raise InputError(
-            f"canaries.split is {s.canaries.split!r} and finetune.split "
-            f"{s.finetune.split!r}: no canary would be trained on. Name one split."
         )
 
 
@@ -272,8 +238,9 @@ class _Steps(Steps):
 
     Attributes:
       rows: of the report's table; see `content.gather`.
-      systems: that are evaluated.
-      rerankers: the same of generators that reorder BM25's documents.
+      systems: that are evaluated, by row.
+      rerankers: generators that reorder BM25's documents, by row.
+      generators: by ε.
     """
 
     def __init__(self, s: Pipeline.Settings):
@@ -282,43 +249,97 @@ class _Steps(Steps):
         self.rows: list[dict[str, str]] = []
         self.systems: dict[str, str] = {}
         self.rerankers: dict[str, str] = {}
-        self.generated: dict[float, StepOutput] = {}
-        self.pairs, self.start, self.canaries, self.histogram = s.data, s.init, "", ""
+        self.generators: dict[float, StepOutput] = {}
+        self.pairs, self.start, self.histogram = s.data, s.init, ""
 
     def make(
-        self, name: str, own: str, label: str, given: Mapping[str, Any], **shows: Any
+        self, name: str, group: str, label: str, given: Mapping[str, Any], **shows: Any
     ) -> StepOutput:
         """Adds a step with a group of the job's settings, and what the job sets."""
-        if own not in _UNSEEDED:
+        if group not in _UNSEEDED:
             given = {"seed": self.s.seed, **given}
-        return self.add(name, _STAGES[own], getattr(self.s, own), given, label, **shows)
+        own = getattr(self.s, group)
+        return self.add(name, STAGES[group], own, given, label, **shows)
 
-    def row(self, name: str, label: str, step: str, within: dict[str, str]) -> None:
-        """Adds a row of the table: a step's output, or what `within` has already."""
+    def row(self, within: dict[str, str], name: str, label: str, made: str) -> None:
+        """Adds a row of the table: a step's output, or something that is there."""
+        step = made if isinstance(made, StepOutput) else ""
         self.rows.append({"name": name, "label": label, "step": step})
-        within[name] = StepOutput(step) if step else within[name]
+        within[name] = made
 
     def prepare(self) -> None:
-        """The pairs of a log, public pairs, the public T5, and the canaries."""
+        """The pairs of a log, public pairs, and the public T5."""
         s = self.s
         if is_log(s.data):
             self.pairs = self.make("pairs", "log", "Pairs", {"logs.train": s.data})
         splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
         splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
-        given: dict[str, Any] = {"data": self.pairs}
-        given.update(splits=tuple(dict.fromkeys(splits)), vocabulary_size=0)
+        given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
+        given["splits"] = tuple(dict.fromkeys(splits))
         self.make("prepare", "prepare", "Public pairs", given)
         if s.pretrain.steps:
             given = {"data": self.pairs, "init": s.init}
             self.start = self.make("public_model", "pretrain", "Public T5", given)
-        if s.audit_epsilons:
-            given = {"data": self.pairs, "user_field": s.finetune.user_field}
-            self.canaries = self.make("canaries", "canaries", "Canaries", given)
+
+    def retrievers(self) -> None:
+        """Rows that are trained for the same steps from the same weights."""
+        s, public = self.s, {"pairs": StepOutput(f"prepare/{SET}")}
+        self.row(self.systems, BM25, "BM25", BM25)
+        none = {**public, "steps": 0, "epochs": 0.0}
+        self._retriever("untrained", "Untrained encoder", none)
+        self._retriever(PUBLIC, "Public-only", public)
+        # No private pair is held out: the other rows search for public ones.
+        given: dict[str, Any] = {"pairs": self.pairs, "validation_pairs": 0}
+        self._retriever("original", "Original pairs", given)
+        if s.histogram_epsilon and any(map(math.isfinite, s.epsilons)):
+            given = {name: getattr(s.finetune, name) for name in _OF_UNITS}
+            given.update(pairs=self.pairs, epsilon=s.histogram_epsilon)
+            name = f"histogram_{step_part(s.histogram_epsilon)}"
+            self.histogram = self.make(name, "histogram", "Histogram", given)
+        for epsilon in s.epsilons:
+            generator, pairs = self._generated("", epsilon, self.pairs, self.histogram)
+            self.generators[epsilon] = generator
+            name, label = f"synthetic_{row_part(epsilon)}", _at("Synthetic", epsilon)
+            self._retriever(name, label, {"pairs": pairs})
+        for epsilon in s.direct_epsilons:
+            given = {"pairs": self.pairs, "epsilon": epsilon}
+            given.update(steps=s.retriever.steps, epochs=s.retriever.epochs)
+            label = _at("Direct DP", epsilon)
+            self._retriever(f"direct_{row_part(epsilon)}", label, given, "direct")
+
+    def _retriever(
+        self, name: str, label: str, given: Mapping[str, Any], group: str = "retriever"
+    ) -> None:
+        given = {"init": self.s.retriever_init or self.start, **given}
+        step, long = f"retriever_{name}", f"Retriever: {label}"
+        made = self.make(step, group, long, given, chart="Retriever")
+        self.row(self.systems, name, label, made)
+
+    def _generated(
+        self, before: str, epsilon: float, pairs: str, histogram: str
+    ) -> tuple[StepOutput, StepOutput]:
+        """Returns a generator and its set; their names start with `before`."""
+        audited, part = bool(before), step_part(epsilon)
+        given: dict[str, Any] = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
+        given["histogram"] = histogram if math.isfinite(epsilon) else ""
+        label = _at("Audited generator" if audited else "Generator", epsilon)
+        shows = {} if audited else {"chart": "Generator"}
+        name = f"{before}generator_{part}"
+        generator = self.make(name, "finetune", label, given, **shows)
+        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
+        label = _at("Audited set" if audited else "Synthetic", epsilon)
+        shows = {} if audited else {"set": row_part(epsilon)}
+        name = f"{before}synthetic_{part}"
+        made = self.make(name, "synthesize", label, given, **shows)
+        return generator, StepOutput(f"{made}/{SET}")
 
     def adapters(self) -> None:
-        """Maps of a public encoder's queries; hard negatives are BM25's."""
+        """A public encoder, and maps of its queries; hard negatives are BM25's."""
         s = self.s
+        if s.embeddings:
+            self.row(self.systems, ENCODER, "Encoder as it is", EMBEDDINGS)
         given: dict[str, Any] = {"documents": s.embeddings, "queries": s.embeddings}
+        given["pairs"] = self.pairs
         if s.adapter_epsilons and s.adapter.unit != "pair":
             mining = {"pairs": self.pairs, "split": s.adapter.split}
             mined = self.make("mined", "mine", "Hard negatives", mining)
@@ -326,80 +347,24 @@ class _Steps(Steps):
         else:  # single pairs of a query can have none
             given["hard_negatives"] = HardNegativesSettings()
         for epsilon in s.adapter_epsilons:
-            given.update(pairs=self.pairs, epsilon=epsilon)
-            name, label = f"adapter_{row_part(epsilon)}", _labelled("Adapter", epsilon)
-            self.make(name, "adapter", label, given, chart="Retriever")
+            given["epsilon"] = epsilon
+            name, label = f"adapter_{row_part(epsilon)}", _at("Adapter", epsilon)
+            made = self.make(name, "adapter", label, given, chart="Retriever")
+            self.row(self.systems, name, label, made)
 
-    def generators(self) -> None:
-        """One generator and its set for each ε, all from the same public weights."""
-        s = self.s
-        if s.histogram_epsilon:
-            given = {name: getattr(s.finetune, name) for name in _OF_UNITS}
-            given.update(pairs=self.pairs, epsilon=s.histogram_epsilon)
-            name = f"histogram_{step_part(s.histogram_epsilon)}"
-            self.histogram = self.make(name, "histogram", "Histogram", given)
-        for epsilon in s.epsilons:
-            given = {"pairs": self.pairs, "init": self.start, "epsilon": epsilon}
-            given["histogram"] = self.histogram if math.isfinite(epsilon) else ""
-            name = f"generator_{step_part(epsilon)}"
-            label = _labelled("Generator", epsilon)
-            self.generated[epsilon] = self.make(
-                name, "finetune", label, given, chart="Generator"
-            )
-        for epsilon, generator in self.generated.items():
-            given = {"generator": generator, "corpus": self.pairs}
-            given["histogram"] = self.histogram
-            name = f"synthetic_{step_part(epsilon)}"
-            label = _labelled("Synthetic", epsilon)
-            self.make(name, "synthesize", label, given, set=row_part(epsilon))
-
-    def retrievers(self) -> None:
-        """The table's rows, all trained for the same steps from the same weights."""
-        s, public = self.s, {"pairs": StepOutput(f"prepare/{SET}")}
-        self.systems[BM25] = BM25
-        self.row(BM25, "BM25", "", self.systems)
-        none = {**public, "steps": 0, "epochs": 0.0}
-        # No private pair is held out: the other rows search for public ones.
-        unseen = {"pairs": self.pairs, "validation_pairs": 0}
-        self._retriever("untrained", "Untrained encoder", none)
-        self._retriever(PUBLIC, "Public-only", public)
-        self._retriever("original", "Original pairs", unseen)
-        for epsilon in s.epsilons:
-            pairs = StepOutput(f"synthetic_{step_part(epsilon)}/{SET}")
-            name, label = f"synthetic_{row_part(epsilon)}", "Synthetic"
-            self._retriever(name, _labelled(label, epsilon), {"pairs": pairs})
-        for epsilon in s.direct_epsilons:
-            given: dict[str, Any] = {"pairs": self.pairs, "epsilon": epsilon}
-            given.update(steps=s.retriever.steps, epochs=s.retriever.epochs)
-            name, label = f"direct_{row_part(epsilon)}", "Direct DP"
-            self._retriever(name, _labelled(label, epsilon), given, "direct")
-        if s.embeddings:
-            self.systems[ENCODER] = EMBEDDINGS
-            self.row(ENCODER, "Encoder as it is", "", self.systems)
-        for epsilon in s.adapter_epsilons:
-            name = f"adapter_{row_part(epsilon)}"
-            self.row(name, _labelled("Adapter", epsilon), name, self.systems)
-        if s.rerank:
-            name, step = f"{RERANKED}_{PUBLIC}", "public_model" * bool(s.pretrain.steps)
-            self.rerankers[name] = s.init
-            self.row(name, "BM25 reranked, public T5", step, self.rerankers)
-            for epsilon, generator in self.generated.items():
+    def rerankings(self) -> None:
+        """BM25's documents in the order of the public T5, and of each generator."""
+        if self.s.rerank:
+            label = "BM25 reranked, public T5"
+            self.row(self.rerankers, f"{RERANKED}_{PUBLIC}", label, self.start)
+            for epsilon, generator in self.generators.items():
                 name = f"{RERANKED}_{row_part(epsilon)}"
-                label = _labelled("BM25 reranked", epsilon)
-                self.row(name, label, generator, self.rerankers)
-
-    def _retriever(
-        self, name: str, label: str, given: Mapping[str, Any], own: str = "retriever"
-    ) -> None:
-        given = {"init": self.s.retriever_init or self.start, **given}
-        step, long = f"retriever_{name}", f"Retriever: {label}"
-        self.make(step, own, long, given, chart="Retriever")
-        self.row(name, label, step, self.systems)
+                self.row(self.rerankers, name, _at("BM25 reranked", epsilon), generator)
 
     def evaluate(self) -> None:
         """Measures all rows, and compares all sets with private queries."""
         adapted = [name for name in self.systems if name.startswith("adapter_")]
-        own = [name for name in (ENCODER, *adapted) if name in self.systems]
+        own = [ENCODER, *adapted] if self.s.embeddings else []
         embedded = dict.fromkeys(own, self.s.embeddings)
         given: dict[str, Any] = {
             "data": self.pairs,
@@ -409,7 +374,7 @@ class _Steps(Steps):
             "rerankers": self.rerankers,
             "synthetic": {
                 row_part(e): StepOutput(f"synthetic_{step_part(e)}/{SET}")
-                for e in self.generated
+                for e in self.generators
             },
             "baseline": PUBLIC,
             "baselines": {
@@ -417,29 +382,29 @@ class _Steps(Steps):
                 **dict.fromkeys(self.rerankers, f"{RERANKED}_{PUBLIC}"),
             },
         }
-        if not self.generated:  # these settings are for the examples alone
-            default = evaluate.STAGE.Settings()
+        if not self.generators:  # these settings are for the examples alone
+            default = STAGES["evaluate"].Settings()
             given["similarity_split"] = default.similarity_split
             given["similarity"] = default.similarity
         self.make("evaluation", "evaluate", "Evaluation", given, rows=self.rows)
 
     def audit(self) -> None:
         """Generators that are trained on canaries, and attacked."""
-        for epsilon in self.s.audit_epsilons:
-            part = step_part(epsilon)
-            given = {"pairs": StepOutput(f"{self.canaries}/{DATA}"), "epsilon": epsilon}
-            given["init"] = self.start
-            label = _labelled("Audited generator", epsilon)
-            generator = self.make(f"audited_{part}", "finetune", label, given)
-            given = {"generator": generator, "corpus": self.pairs}
-            label = _labelled("Audited set", epsilon)
-            written = self.make(f"audited_synthetic_{part}", "synthesize", label, given)
-            given = {"canaries": StepOutput(self.canaries), "generator": generator}
-            given["synthetic"] = StepOutput(f"{written}/{SET}")
-            self.make(f"audit_{part}", "audit", _labelled("Audit", epsilon), given)
+        s = self.s
+        if s.audit_epsilons:
+            given = {"user_field": s.finetune.user_field, "split": s.finetune.split}
+            given["data"] = self.pairs
+            canaries = self.make("canaries", "canaries", "Canaries", given)
+            pairs = StepOutput(f"{canaries}/{DATA}")
+        for epsilon in s.audit_epsilons:
+            generator, written = self._generated("audited_", epsilon, pairs, "")
+            given = {"generator": generator, "synthetic": written}
+            given["canaries"] = canaries
+            name, label = f"audit_{step_part(epsilon)}", _at("Audit", epsilon)
+            self.make(name, "audit", label, given)
 
 
-def _labelled(what: str, epsilon: float) -> str:
+def _at(what: str, epsilon: float) -> str:
     return f"{what}, ε = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
 
 

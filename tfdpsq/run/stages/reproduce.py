@@ -31,25 +31,8 @@ from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
-from tfdpsq.run.report.tables import (
-    CANARIES,
-    EXAMPLES,
-    RETRIEVAL,
-    SIMILARITY,
-    ZERO_SHOT,
-    Row,
-)
-from tfdpsq.run.stages import (
-    audit,
-    canaries,
-    evaluate,
-    finetune,
-    pipeline,
-    prepare,
-    pretrain,
-    synthesize,
-    train_retriever,
-)
+from tfdpsq.run.report.tables import Row
+from tfdpsq.run.stages import pipeline
 from tfdpsq.validation import InputError
 
 _OF_ROWS = (
@@ -89,7 +72,6 @@ class Reproduce(Job):
             (), of=Rule(), help="names of tables; () is all"
         )
         tables: dict = setting({}, help="see configs/paper/tables.py")
-        resamples: int = setting(10_000, ge=1, le=10**7)
 
         def __post_init__(self) -> None:
             """See `Settings`; mappings become plain ones."""
@@ -104,19 +86,15 @@ class Reproduce(Job):
         made = _Rows(s, wanted)
         for seed in s.seeds:
             made.measure(seed)
-        for row in made.of(CANARIES):
+        for row in made.of(tables.CANARIES):
             made.audit(row)
-        return made.steps
+        return made
 
     def finish(
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
     ) -> str:
         """Writes the tables; returns what holds of the paper's orderings."""
         paths = {each.step.name: each.place.path for each in planned}
-        outs = {  # by seed
-            kind: [paths[n] for seed in s.seeds if (n := f"seed{seed}_{kind}") in paths]
-            for kind in (RETRIEVAL, ZERO_SHOT)
-        }
         found: dict[str, Any] = {
             "tables": {},
             "seeds": list(s.seeds),
@@ -124,24 +102,20 @@ class Reproduce(Job):
             "versions": records.versions(),
         }
         private, examples = workdir / places.PRIVATE, []
+        own, resamples = s.job.evaluate, s.job.evaluate.resamples
         for name, table in _wanted(s).items():
-            rows = {row.name: row.part for row in tables.rows_of(table)}
-            if table["measure"] == EXAMPLES:
+            if table["measure"] == tables.EXAMPLES:
                 with places.owner_only():
                     reads = records.private_reads(private)
                     reads.record("some private queries as they are", "examples.html")
-                first = f"seed{s.seeds[0]}_synthetic_"
-                sets = {r: pathlib.Path(paths[first + p], SET) for r, p in rows.items()}
-                split, most = s.job.evaluate.similarity_split, s.job.examples
-                examples = content.examples(_data(s)[0], split, most, sets)
-                continue
-            ours: tables.Cells
-            if table["measure"] == CANARIES:
-                audits = {row: paths[f"audit_{part}"] for row, part in rows.items()}
-                ours = {row: tables.canary_cells(out) for row, out in audits.items()}
+                sets = tables.sets(table, paths, s.seeds[0])
+                data = planned[0].settings.data  # what `prepare` reads
+                examples = content.examples(
+                    data, own.similarity_split, s.job.examples, sets
+                )
             else:
-                ours = tables.read_cells(table, outs[RETRIEVAL], outs[ZERO_SHOT])
-            found["tables"][name] = tables.compared(table, ours, s.resamples)
+                ours = tables.cells(table, paths, s.seeds)
+                found["tables"][name] = tables.compared(table, ours, resamples)
         text = tables.write(private, found, examples)
         return f"\n{text}\n\n{private / tables.PAGE_FILE}"
 
@@ -167,40 +141,34 @@ def _data(s: Reproduce.Settings) -> tuple[str, dict[str, str]]:
     return str(home.path), sets
 
 
-class _Rows:
+class _Rows(Steps):
     """The steps of the rows, each made where it is first needed.
 
     Names of outputs contain the seed, and name the ledgers under `private/runs`: two
     seeds are two runs.
-
-    Attributes:
-      steps: those so far.
     """
 
     def __init__(self, s: Reproduce.Settings, wanted: Mapping[str, Any]):
-        self.s, self.job, self.steps = s, s.job, Steps()
-        self._wanted = wanted
-        self._data, self._sets = _data(s)
-        self._made: dict[str, StepOutput] = {}
+        super().__init__()
+        self.s, self.job, self.wanted = s, s.job, wanted
+        self.data, self.sets = _data(s)
         splits = {s.job.finetune.split, s.job.retriever.split, s.job.evaluate.split}
-        given = {"splits": tuple(sorted(splits)), "vocabulary_size": 0}
-        given.update(data=self._data)
-        self.steps.add("prepare", prepare.STAGE, s.job.prepare, given)
+        given = {"data": self.data, "splits": tuple(sorted(splits))}
+        self.make("prepare", "prepare", {**given, "vocabulary_size": 0})
 
     def of(self, *measures: str) -> list[Row]:
         """Returns the rows of all tables of some measures, each once."""
-        found = {
-            row.name: row
-            for table in self._wanted.values()
-            if table["measure"] in measures
-            for row in tables.rows_of(table)
-        }
-        return list(found.values())
+        tables_ = [t for t in self.wanted.values() if t["measure"] in measures]
+        return list(dict.fromkeys(row for t in tables_ for row in tables.rows_of(t)))
 
-    def _step(self, name: str, stage: Any, own: Any, given: Any) -> StepOutput:
-        if name not in self._made:
-            self._made[name] = self.steps.add(name, stage, own, given)
-        return self._made[name]
+    def make(
+        self, name: str, group: str, given: Mapping[str, Any], own: Any = None
+    ) -> StepOutput:
+        """Adds a step with a group of the job's settings, or `own`, once."""
+        if not any(step.name == name for step in self):
+            own = getattr(self.job, group) if own is None else own
+            self.add(name, pipeline.STAGES[group], own, given)
+        return StepOutput(name)
 
     def _model(self, size: str) -> str:
         """Returns the public T5 of a size."""
@@ -211,29 +179,31 @@ class _Rows:
         if not self.job.pretrain.steps:
             return init
         given = {"data": self.job.data, "init": init}
-        return self._step(f"t5_{size}", pretrain.STAGE, self.job.pretrain, given)
+        return self.make(f"t5_{size}", "pretrain", given)
 
     def _generated(
-        self, row: Row, names: tuple[str, str], pairs: str, seed: int, **changes: Any
+        self, row: Row, name: str, pairs: str, seed: int, **changes: Any
     ) -> tuple[StepOutput, StepOutput]:
-        """Returns a row's generator, and the set that it wrote."""
+        """Returns a row's generator, and the set that it wrote; `name` has a blank."""
         config = settings.config_of(self.job.finetune)
         config.update({**self.s.sizes[row.size].get("finetune", {}), **changes})
-        own = settings.from_config(finetune.STAGE.Settings, config, "job.finetune.")
+        kind = type(self.job.finetune)
+        own = settings.from_config(kind, config, "job.finetune.")
         given = {"init": self._model(row.size), "pairs": pairs, "seed": seed}
         given.update(epsilon=row.epsilon)
-        generator = self._step(names[0], finetune.STAGE, own, given)
-        given = {"generator": generator, "corpus": self._data, "seed": seed}
-        written = self._step(names[1], synthesize.STAGE, self.job.synthesize, given)
+        generator = self.make(name.format("generator"), "finetune", given, own)
+        given = {"generator": generator, "corpus": self.data, "seed": seed}
+        written = self.make(name.format("synthetic"), "synthesize", given)
         return generator, StepOutput(f"{written}/{SET}")
 
     def _set(self, row: Row, seed: int) -> StepOutput:
-        names = f"seed{seed}_generator_{row.part}", f"seed{seed}_synthetic_{row.part}"
-        return self._generated(row, names, self._data, seed)[1]
+        name = f"seed{seed}_{{}}_{row.part}"
+        return self._generated(row, name, self.data, seed)[1]
 
     def _retriever(self, row: Row, seed: int) -> StepOutput:
-        own, start = self.job.retriever, self._model(self.s.retriever_size)
-        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self._data}
+        own = self.job.retriever
+        start = self._model(self.s.retriever_size)
+        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self.data}
         if row.kind in tables.CONTROLS:
             given["pairs"] = StepOutput(f"prepare/{SET}")
         if row.kind == "untrained":
@@ -244,43 +214,42 @@ class _Rows:
             given["pairs"] = self._set(row, seed)
         if row.kind == "direct":
             given.update(epsilon=row.epsilon, steps=own.steps, epochs=own.epochs)
-            own = self.job.direct
-        name = f"seed{seed}_retriever_{row.name}"
-        return self._step(name, train_retriever.STAGE, own, given)
+        group = "direct" if row.kind == "direct" else "retriever"
+        return self.make(f"seed{seed}_retriever_{row.name}", group, given)
 
     def measure(self, seed: int) -> None:
         """Adds what the tables measure of one seed's rows."""
-        own, default = self.job.evaluate, evaluate.STAGE.Settings()
+        own, default = self.job.evaluate, type(self.job.evaluate)()
         shared = "k index dtype resamples seed batch_size shard_documents".split()
         common = {name: getattr(own, name) for name in shared}
-        compared = {r.name: self._set(r, seed) for r in self.of(SIMILARITY, EXAMPLES)}
-        searched = {r.name: self._retriever(r, seed) for r in self.of(RETRIEVAL)}
-        similar = {row.name: compared[row.name] for row in self.of(SIMILARITY)}
+        compared = {
+            r.name: self._set(r, seed)
+            for r in self.of(tables.SIMILARITY, tables.EXAMPLES)
+        }
+        searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
+        similar = {row.name: compared[row.name] for row in self.of(tables.SIMILARITY)}
         if searched or similar:
-            given = {"data": self._data, "systems": {BM25: BM25, **searched}, **common}
+            given = {"data": self.data, "systems": {BM25: BM25, **searched}, **common}
             given.update(split=own.split, synthetic=similar)
             if similar:
                 given.update(similarity_split=own.similarity_split)
                 given.update(similarity=own.similarity)
-            self._step(f"seed{seed}_retrieval", evaluate.STAGE, default, given)
-        systems = {r.name: self._retriever(r, seed) for r in self.of(ZERO_SHOT)}
-        if systems and not self._sets:
+            self.make(f"seed{seed}_retrieval", "evaluate", given, default)
+        systems = {r.name: self._retriever(r, seed) for r in self.of(tables.ZERO_SHOT)}
+        if systems and not self.sets:
             raise InputError("sets holds none, for the zero-shot tables. Give some.")
         if systems:
-            given = {"systems": systems, "sets": self._sets, **common}
-            self._step(f"seed{seed}_zero_shot", evaluate.STAGE, default, given)
+            given = {"systems": systems, "sets": self.sets, **common}
+            self.make(f"seed{seed}_zero_shot", "evaluate", given, default)
 
     def audit(self, row: Row) -> None:
         """Adds a generator that is trained on canaries, and its audit."""
-        given = {"data": self._data, "user_field": self.job.finetune.user_field}
-        made = self._step("canaries", canaries.STAGE, self.job.canaries, given)
-        names = f"audited_{row.part}", f"audited_synthetic_{row.part}"
-        changes = self.s.audit
-        generator, written = self._generated(
-            row, names, StepOutput(f"{made}/{DATA}"), 0, **changes
-        )
+        given = {"data": self.data, "user_field": self.job.finetune.user_field}
+        made = self.make("canaries", "canaries", given)
+        pairs, name = StepOutput(f"{made}/{DATA}"), f"audited_{{}}_{row.part}"
+        generator, written = self._generated(row, name, pairs, 0, **self.s.audit)
         given = {"canaries": made, "generator": generator, "synthetic": written}
-        self._step(f"audit_{row.part}", audit.STAGE, self.job.audit, given)
+        self.make(f"audit_{row.part}", "audit", given)
 
 
 STAGE = Reproduce()
