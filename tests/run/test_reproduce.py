@@ -46,7 +46,9 @@ def test_every_table_is_whole():
     assert len(direct) == 3  # the paper's table 4 is direct DP
 
 
-@pytest.mark.parametrize("scale", paper.SCALES)
+@pytest.mark.parametrize(
+    "scale", ["paper", pytest.param("tiny", marks=pytest.mark.slow)]
+)
 def test_a_scale_is_a_job_that_the_stages_take(scale, tmp_path):
     config = paper.get_config(scale)
     if scale == "paper":  # whose presets would have to be downloaded
@@ -210,6 +212,35 @@ def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
 
 
 # -- Whole runs ---------------------------------------------------------------------
+
+
+def test_a_small_table_is_made_with_its_orderings(small, tmp_path):
+    config = tiny_paper.config(small, table=("1", "2"))
+    rows = {"original": (0.25, 0.41), "synthetic-base-eps8": (0.19, 0.32)}
+    claim = ("original", "synthetic-base-eps8", "ndcg@10")
+    with config.unlocked():
+        whole = paper.TABLES["2"], paper.TABLES["1"]
+        config.tables = {
+            "2": {**whole[0], "controls": (), "paper": rows, "claims": (claim,)},
+            "1": {**whole[1], "paper": {"synthetic-base-eps8": ()}},
+        }
+    s = settings.from_config(reproduce.STAGE.Settings, config)
+    said = jobs.run(reproduce.STAGE, s, tmp_path)
+    private = tmp_path / "private"
+    found = json.loads((private / "tables.json").read_text())["tables"]["2"]
+    assert [row["name"] for row in found["rows"]] == list(rows)
+    (verdict,) = found["verdicts"]
+    assert verdict["low"] <= verdict["difference"] <= verdict["high"]
+    assert verdict["paper"] == pytest.approx(0.06) and found["tau"]["ndcg@10"]
+    assert f"{int(verdict['verdict'] == HOLDS)} of 1 orderings hold" in said
+    page = (private / "tables.html").read_text()
+    assert (
+        f"original above synthetic-base-eps8 in ndcg@10: {verdict['verdict']}" in page
+    )
+    assert "who " in (private / "examples.html").read_text()  # private queries
+    assert "as they are" in (private / "private_reads.jsonl").read_text()
+    made = tmp_path / "release" / "seed0_retriever_synthetic-base-eps8"
+    assert (made / "certificate.json").is_file()
 
 
 @pytest.mark.slow

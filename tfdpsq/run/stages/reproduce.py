@@ -109,9 +109,9 @@ class Reproduce(Job):
                     reads = records.private_reads(private)
                     reads.record("some private queries as they are", "examples.html")
                 sets = tables.sets(table, paths, s.seeds[0])
-                data = planned[0].settings.data  # what `prepare` reads
+                prepared: Any = planned[0].settings
                 examples = content.examples(
-                    data, own.similarity_split, s.job.examples, sets
+                    prepared.data, own.similarity_split, s.job.examples, sets
                 )
             else:
                 ours = tables.cells(table, paths, s.seeds)
