@@ -54,26 +54,20 @@ class Job:
     @functools.cached_property
     def stages(self) -> pd.DataFrame:
         """Finished stages by name: "place", "guarantee", "seconds" where known."""
-        listed = self._listed.get("steps", [])
-        places = [self.directory / step["place"] for step in listed]
-        for folder in (".", "release", "private"):  # outputs of no job
-            paths = (self.directory / folder).glob("[!.]*/stage.json")
-            places += sorted(path.parent for path in paths)
+        places = [step["place"] for step in self._listed.get("steps", [])]
+        for folder in ("", "release/", "private/"):  # outputs of no job
+            paths = self.directory.glob(f"{folder}[!.]*/stage.json")
+            places += sorted(folder + path.parent.name for path in paths)
         found: dict[str, dict[str, Any]] = {}
         for place in places:
-            record = _json(place / "stage.json")
+            name = place.rpartition("/")[2]
+            record = _json(self.directory / place / "stage.json")
+            tries = _json(self.directory / f"private/records/{name}.json").get("tries")
+            took = sum(one["seconds"] or 0.0 for one in tries) if tries else np.nan
             if record:
-                found[place.name] = {
-                    "place": place.relative_to(self.directory).as_posix(),
-                    "guarantee": record.get("guarantee"),
-                    "seconds": self._seconds(place.name),
-                }
+                one = {"place": place, "guarantee": record.get("guarantee")}
+                found[name] = {**one, "seconds": took}
         return pd.DataFrame.from_dict(found, orient="index").rename_axis("name")
-
-    def _seconds(self, stage: str) -> float:
-        path = self.directory / "private" / "records" / f"{stage}.json"
-        tries = [one["seconds"] for one in _json(path).get("tries", [])]
-        return sum(one or 0.0 for one in tries) if tries else np.nan
 
     @functools.cached_property
     def _listed(self) -> dict[str, Any]:
@@ -155,12 +149,9 @@ class Job:
             for path in sorted((self.directory / "private/logs").glob("*/log.jsonl"))
             for line in path.read_text("utf-8").split("\n")[:-1]  # whole lines
         ]
-        columns = dict.fromkeys(["run", "step", "loss", "epsilon"])
-        columns.update(dict.fromkeys(key for point in found for key in point))
-        frame = pd.DataFrame(found, columns=list(columns)).dropna(
-            subset=["step"], ignore_index=True
-        )
-        return frame.astype({"step": int, "loss": float, "epsilon": float})
+        columns = {"run": object, "step": int, "loss": float, "epsilon": float}
+        frame = pd.DataFrame([dict.fromkeys(columns), *found])  # all columns
+        return frame.dropna(subset=["step"], ignore_index=True).astype(columns)
 
     @property
     def _data(self) -> pathlib.Path:
@@ -175,11 +166,8 @@ class Job:
         )
 
     def _epsilon(self, system: str) -> float:
-        rows = [
-            row
-            for step in self._listed.get("steps", [])
-            for row in step["shows"].get("rows", ())
-        ]
+        steps = self._listed.get("steps", [])
+        rows = [row for step in steps for row in step["shows"].get("rows", ())]
         of = {row["name"]: row["step"] for row in rows}
         if system not in of or of[system] and of[system] not in self.stages.index:
             return np.nan

@@ -63,7 +63,7 @@ def test_job_of_changed_pairs_is_refused(job, tmp_path):
     before = queries.read_text()
     try:
         queries.write_text(before.replace("who ", "what ", 1))
-        with pytest.raises(InputError, match="inputs.data"):
+        with pytest.raises(InputError, match="inputs.pairs"):
             _run(_config(job), job.directory)
     finally:
         queries.write_text(before)
@@ -195,7 +195,9 @@ def test_canaries_are_audited_and_stay_private(job):
         content = path.read_bytes() if path.is_file() else b""
         assert not any(secret in content for secret in secrets), path
     # Only what was trained on canaries tells of them.
-    trained = json.loads((private / "audited_eps8" / "stage.json").read_text())
+    trained = json.loads(
+        (private / "audited_generator_eps8" / "stage.json").read_text()
+    )
     assert trained["settings"]["pairs"].endswith("private/canaries/data")
 
 
