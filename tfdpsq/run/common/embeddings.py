@@ -53,9 +53,7 @@ class Embeddings:
         self._texts = texts
         record = records.read_stage(artefact.path) or {}
         self._depends = record.get("depends", {})
-        # Others may have been put beside those that embed made.
-        made = record.get("settings", {}).get("texts")
-        self.by_embed = record.get("stage") == "embed" and made == texts
+        self.by_embed = record.get("stage") == "embed"
         if self.by_embed:
             dtype = self._depends["settings"]["dtype"]
             self.encoder = f"{self._depends['inputs']['retriever']} in {dtype}"

@@ -20,44 +20,17 @@ from tfdpsq.retriever.index import ROWS, search_chunks
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common.embeddings import Embeddings, unit_length
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE, MODEL, Artefact, Retriever, System
+from tfdpsq.run.frame.artefacts import ADAPTER_FILE, MODEL, System
 from tfdpsq.validation import InputError
 
 BM25, EMBEDDINGS = System.WORDS
 Run = dict[str, dict[str, float]]
 Scope = Callable[[], contextlib.AbstractContextManager]
-Chunks = Iterable[tuple[list[str], np.ndarray]]
 
 
 def bm25(beir: BeirDirectory) -> evaluation.BM25:
     """Returns BM25 over a corpus, which is not in memory if it is large."""
     return evaluation.BM25(lambda: ((d.id, d.content) for d in beir.documents()))
-
-
-def nearest(
-    queries: Iterable[str], vectors: np.ndarray, chunks: Chunks, k: int, index: str
-) -> Run:
-    """Returns the k nearest documents of each query, whose embeddings are [Q, D].
-
-    Args:
-      queries: Q ids.
-      vectors: their embeddings.
-      chunks: ids and embeddings [n, D] of the documents.
-      k: documents a query.
-      index: see `retriever.index.top_k_layer`.
-    """
-    best = search_chunks({"": vectors}, chunks, k, index)[""]
-    return retriever.as_run(list(queries), best.scores, best.ids)
-
-
-def require_retriever(setting: str, system: Artefact) -> None:
-    """Refuses, of what may be searched with, all but BM25 and retrievers."""
-    if system.path == BM25 or system.promised or Retriever.is_at(system.path):
-        return
-    raise InputError(
-        f"{setting} is {system.path}, which embeds no text. Give {BM25!r}, or "
-        f"{Retriever.wanted}."
-    )
 
 
 class Retrievers:

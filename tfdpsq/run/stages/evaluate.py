@@ -21,9 +21,9 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tfdpsq import retriever
 from tfdpsq.data import io
-from tfdpsq.retriever import VectorStore
-from tfdpsq.retriever.index import EXACT, ROWS
+from tfdpsq.retriever.index import EXACT, ROWS, search_chunks
 from tfdpsq.run.common import fusion, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
 from tfdpsq.run.common.embeddings import (
@@ -36,7 +36,14 @@ from tfdpsq.run.common.fusion import FusionSettings, RerankSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
 from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import Benchmark, Generator, Pairs, SyntheticSet, System
+from tfdpsq.run.frame.artefacts import (
+    Benchmark,
+    Generator,
+    Pairs,
+    Retriever,
+    SyntheticSet,
+    System,
+)
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -126,12 +133,18 @@ class Evaluate(runner.ShardedStage):
             )
         self._check_names(s)
         for name, system in given["systems"].items():
-            if name not in s.query_embeddings:
-                search.require_retriever(f"systems.{name}", system)
-            elif system.path == BM25 or name not in s.indexes:
+            if name in s.query_embeddings:
+                if system.path == BM25 or name not in s.indexes:
+                    raise InputError(
+                        f"query_embeddings names {name!r}. Give indexes.{name}, too, "
+                        f"and as the system {EMBEDDINGS!r} or what train_adapter wrote."
+                    )
+            elif not (
+                system.path == BM25 or system.promised or Retriever.is_at(system.path)
+            ):
                 raise InputError(
-                    f"query_embeddings names {name!r}. Give indexes.{name}, too, and "
-                    f"as the system {EMBEDDINGS!r} or what train_adapter wrote."
+                    f"systems.{name} is {system.path}, which embeds no text. Give "
+                    f"{BM25!r}, or {Retriever.wanted}."
                 )
         for name, generator in given["rerankers"].items():
             fusion.require_scorer(f"rerankers.{name}", generator)
@@ -324,8 +337,10 @@ def _search_index(
         vectors = search.adapted(adapter, vectors, held)
     else:
         vectors = retrievers.embed(name, test.name, queries)
-        VectorStore(held.store.directory, retrievers.towers[name])  # refuses another's
-    return search.nearest(queries, vectors, held.chunks(ROWS), k, s.index)
+        tower = retrievers.towers[name]
+        retriever.VectorStore(held.store.directory, tower)  # refuses another's
+    best = search_chunks({"": vectors}, held.chunks(ROWS), k, s.index)[""]
+    return retriever.as_run(list(queries), best.scores, best.ids)
 
 
 STAGE = Evaluate()
