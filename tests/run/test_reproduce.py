@@ -191,7 +191,6 @@ def small(tmp_path_factory):
 def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
     whole = paper.TABLES["2"]
     for change, message in (
-        ({"tables": {"2": {**whole, "paper": {"original": (0.1,)}}}}, "1 numbers for"),
         ({"tables": {"2": {**whole, "paper": {"other-eps8": ()}}}}, "row 'other-eps8'"),
         ({"table": ("9",)}, "table is '9'"),
         ({"sizes": {"base": {"init": ""}}}, "sizes.base.init is ''"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -16,7 +17,6 @@ import scipy.stats
 from tfdpsq import evaluation
 from tfdpsq.data import io
 from tfdpsq.run.common import canary_set
-from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.report import page
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
@@ -86,18 +86,8 @@ Cells = Mapping[str, Mapping[str, Cell]]  # by row and column
 
 
 def rows_of(table: Mapping[str, Any]) -> list[Row]:
-    """Returns the paper's rows, best first by its first column, and the controls.
-
-    Raises:
-      InputError: a row or a number of them that no table has.
-    """
+    """Returns the paper's rows, best first by its first column, and the controls."""
     paper = list(table["paper"])
-    for row, numbers in table["paper"].items():
-        if len(numbers) not in (0, len(table["columns"])):
-            raise InputError(
-                f"{table['title']!r} has {len(numbers)} numbers for {row!r}; give one "
-                f"for each of the {len(table['columns'])} columns, or none."
-            )
     if all(table["paper"].values()):
         paper.sort(key=lambda row: table["paper"][row][0])
         if table["columns"][0] not in table["lower"]:
@@ -158,9 +148,9 @@ def judge(
       resamples: of the 95 % interval over queries, drawn within each set.
 
     Returns:
-      "above", "below", "column"; "difference", ours, "low" and "high", its interval or
-      `None` without queries; "paper", its difference; "verdict": HOLDS where difference
-      and interval are above 0, OPEN where the interval holds 0, else FAILS.
+      The claim; "difference", ours, "low" and "high", its interval or `None` without
+      queries; "paper", its difference; "verdict": HOLDS where difference and interval
+      are above 0, OPEN where the interval holds 0, else FAILS.
     """
     above, below, column = claim
     sign = -1.0 if column in lower else 1.0
@@ -173,9 +163,7 @@ def judge(
         low, high = interval.low, interval.high
         verdict = OPEN if low <= 0 <= high else verdict
     return {
-        "above": above,
-        "below": below,
-        "column": column,
+        **dict(zip(("above", "below", "column"), claim)),
         "difference": difference,
         "low": low,
         "high": high,
@@ -188,9 +176,8 @@ def kendall(ours: Sequence[float], paper: Sequence[float]) -> dict[str, Any]:
     """Computes Kendall's τ-b between our ordering of rows and the paper's.
 
     Returns:
-      "tau": 1 for the same order, −1 for the reverse, `None` where all rows of one
-      ordering are equal; "p_value": probability of a τ at least as far from 0 if all
-      orders were equally likely; "rows": their number.
+      "tau", `None` where all rows of one ordering are equal; "p_value" of one as far
+      from 0, if all orders were equally likely; "rows", their number.
     """
     found = scipy.stats.kendalltau(ours, paper) if len(ours) > 1 else (math.nan,) * 2
     tau, p_value = (None if math.isnan(each) else float(each) for each in found)
@@ -205,31 +192,21 @@ def cells(
 ) -> Cells:
     """Reads our numbers of a table from the outputs of `reproduce`'s steps, by name."""
     found: dict[str, dict[str, Cell]] = {}
-    of_sets = table["measure"] == ZERO_SHOT
-    measured = ZERO_SHOT if of_sets else RETRIEVAL
-    outs = [paths.get(f"seed{seed}_{measured}", "") for seed in seeds]
+    measure = table["measure"]
+    step = ZERO_SHOT if measure == ZERO_SHOT else RETRIEVAL
+    outs = [paths.get(f"seed{seed}_{step}", "") for seed in seeds]
     for row in rows_of(table):
-        if table["measure"] == CANARIES:
+        if measure == CANARIES:
             own = canary_cells(paths[f"audit_{row.part}"])
-        elif table["measure"] == RETRIEVAL:
+        elif measure == RETRIEVAL:
             own = {c: _mean(outs, [""], row, c) for c in table["columns"]}
-        elif of_sets:
+        elif measure == ZERO_SHOT:
             own = _zero_shot(outs, row, table["metric"])
         else:
             read = [_json(out, "metrics.json")["similarity"] for out in outs]
             own = _similarity([each[row.name] for each in read])
         found[row.name] = own
     return found
-
-
-def sets(
-    table: Mapping[str, Any], paths: Mapping[str, str], seed: int
-) -> dict[str, pathlib.Path]:
-    """Returns the synthetic set of each row."""
-    return {
-        row.name: pathlib.Path(paths[f"seed{seed}_synthetic_{row.part}"]) / SET
-        for row in rows_of(table)
-    }
 
 
 def _json(out: str, name: str) -> dict[str, Any]:
@@ -278,23 +255,21 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
 
 def canary_cells(audit: str) -> dict[str, Cell]:
     """Returns mean ranks and shares leaked of what `audit` wrote, by repetitions."""
-    entries, cells = _json(audit, "audit.json")["canaries"], {}
-    for forms, suffix in _FORMS:
-        for times in sorted({entry["repetitions"] for entry in entries}):
-            own = [
-                e for e in entries if e["form"] in forms and e["repetitions"] == times
-            ]
-            if own:
-                ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])
-                p_value = evaluation.rank_p_value(ranks, own[0]["candidates"])
-                note = f"{len(ranks)} secrets, p = {p_value:.2g}"
-                # A secret leaks where it can be read in what is released.
-                shares = [entry["leaked_in_set"] for entry in own]
-                sizes = [len(entry["ranks"]) for entry in own]
-                leaked = float(np.average(shares, weights=sizes))
-                cells[f"rank, {times}{suffix}"] = Cell(float(ranks.mean()), note=note)
-                cells[f"leaked, {times}{suffix}"] = Cell(leaked)
-    return cells
+    entries, found = _json(audit, "audit.json")["canaries"], {}
+    times = sorted({entry["repetitions"] for entry in entries})
+    for (forms, suffix), count in itertools.product(_FORMS, times):
+        own = [e for e in entries if e["form"] in forms and e["repetitions"] == count]
+        if not own:
+            continue
+        ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])
+        p_value = evaluation.rank_p_value(ranks, own[0]["candidates"])
+        note = f"{len(ranks)} secrets, p = {p_value:.2g}"
+        # A secret leaks where it can be read in what is released.
+        shares = [entry["leaked_in_set"] for entry in own]
+        leaked = np.average(shares, weights=[len(entry["ranks"]) for entry in own])
+        found[f"rank, {count}{suffix}"] = Cell(float(ranks.mean()), note=note)
+        found[f"leaked, {count}{suffix}"] = Cell(float(leaked))
+    return found
 
 
 def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str:

@@ -108,7 +108,11 @@ class Reproduce(Job):
                 with places.owner_only():
                     reads = records.private_reads(private)
                     reads.record("some private queries as they are", "examples.html")
-                sets = tables.sets(table, paths, s.seeds[0])
+                first = f"seed{s.seeds[0]}_synthetic_"
+                sets = {
+                    row.name: pathlib.Path(paths[first + row.part]) / SET
+                    for row in tables.rows_of(table)
+                }
                 prepared: Any = planned[0].settings
                 examples = content.examples(
                     prepared.data, own.similarity_split, s.job.examples, sets
