@@ -15,7 +15,7 @@ from tfdpsq.evaluation import measures
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.run.common.benchmark_sets import METRICS
 from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import InputError
 
 
 @pytest.fixture(scope="module")
@@ -233,39 +233,21 @@ def test_rerankers_order_the_best_documents_by_both_scores(start):
     assert "difference_to_baseline" not in metrics["words"]
 
 
-_BASE = {"rerank": {"base": "words"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_bad_settings_are_named(base, tmp_path):
+    out = tmp_path / "private" / "out"
+    for changes, message in (
         ({"systems": {"mine": "/no/such"}}, "/no/such"),
-        ({"systems": {"mine": ""}}, "systems.mine is ''"),
         ({"systems": {"mine": "embeddings"}}, "systems.mine is embeddings, which emb"),
         ({"systems": {"two words": "bm25"}}, "'two words' names"),
         ({"baseline": "mine"}, "baseline names 'mine'; there are words"),
-        ({"data": "{base}/public_queries"}, "a set of queries. Give a BEIR directory"),
-        ({"k": 5}, "k is 5; it must be an integer at least 10"),
+        ({"data": str(base / "public_queries")}, "a set of queries. Give a BEIR dir"),
         ({"split": "tets"}, "tets.tsv"),
-        ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s"),
-        ({"rerankers": {"a": "{base}/pairs"}}, "rerank.base names 'bm25'"),
-        (
-            {"rerankers": {"qrels": "t5_tiny_pydocs"}, **_BASE},
-            "'qrels' names a system, a rer",
-        ),
+        ({"rerankers": {"a": str(base / "pairs")}}, "rerank.base names 'bm25'"),
         ({"strict": True}, "strict mode refuses"),
-    ],
-)
-def test_bad_settings_are_named(base, tmp_path, changes, message):
-    def given(value):
-        if isinstance(value, dict):
-            return {name: given(one) for name, one in value.items()}
-        return value.replace("{base}", str(base)) if isinstance(value, str) else value
-
-    with pytest.raises(InputError, match=message):
-        out = tmp_path / "private" / "out"
-        _run(base, out, **{"systems": {"words": "bm25"}, **given(changes)})
-    assert not (tmp_path / "private" / "out").exists()
+    ):
+        with pytest.raises(InputError, match=message):
+            _run(base, out, **{"systems": {"words": "bm25"}, **changes})
+        assert not out.exists()
 
 
 def test_numbers_on_private_queries_are_private(base, tmp_path):
@@ -275,13 +257,3 @@ def test_numbers_on_private_queries_are_private(base, tmp_path):
     _run(base, tmp_path / "private" / "out")
     where = "the queries and judgements of split 'test'"
     assert framed.reads(tmp_path / "private") == [where]
-
-
-def test_a_judgement_of_a_document_that_is_not_there_is_named(base, tmp_path):
-    """It would else count as one that was not found."""
-    shutil.copytree(base / "pairs", tmp_path / "pairs")
-    with (tmp_path / "pairs" / "qrels" / "test.tsv").open("a") as file:
-        file.write("q72\tgone\t1\n")
-    with pytest.raises(DataError, match="test.tsv:14: its document is not in"):
-        out = tmp_path / "private" / "out"
-        _run(base, out, data=str(tmp_path / "pairs"))

@@ -141,27 +141,6 @@ def _check_macro_test(compared, first, second):
     assert compared["p_value"] == pytest.approx(far.mean(), abs=slack)
 
 
-def test_an_interrupted_run_goes_on(base, monkeypatch):
-    """With the sets that were not searched, in whatever order they are named."""
-    from tfdpsq.run.common import search
-
-    searched, bm25 = [], search.bm25
-
-    def spy(beir):
-        searched.append(beir.path.name)
-        if len(searched) == 2:
-            raise KeyboardInterrupt
-        return bm25(beir)
-
-    monkeypatch.setattr(search, "bm25", spy)
-    with pytest.raises(KeyboardInterrupt):
-        _run(base, base / "halved", "scifact", "nfcorpus", "arguana")
-    assert not (base / "halved").exists()
-    found = _run(base, base / "halved", "nfcorpus", "arguana", "scifact")
-    assert searched == ["arguana", "nfcorpus", "nfcorpus", "scifact"]
-    assert sorted(found["sets"]) == ["arguana", "nfcorpus", "scifact"]
-
-
 def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):
     """The first one's would claim the budget of one run for both."""
     paths = {}
@@ -195,8 +174,3 @@ def test_a_set_that_is_stated_to_be_private_is_private_here(base, tmp_path):
     assert stage["depends"]["inputs"]["sets.mine"].startswith("keyed:")
     _run(base, tmp_path / "public" / "out", "scifact", strict=True)
     assert not framed.reads(tmp_path / "public" / "private")
-
-
-def test_a_setting_of_private_pairs_does_nothing_for_sets(base, tmp_path):
-    with pytest.raises(InputError, match="split is 'dev', which does nothing where se"):
-        _run(base, tmp_path / "out", "scifact", split="dev")
