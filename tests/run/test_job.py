@@ -44,7 +44,7 @@ def test_killed_job_keeps_what_it_had_finished(job):
     assert {path.parent.name for path in job.before} == set(made.split())
     assert job.before.items() <= after.items()
     assert not list((job.directory / "private" / "partial").iterdir())
-    assert "| synthetic_eps8 | " in job.table
+    assert "Synthetic, ε = 8 " in job.table
 
 
 def test_moved_job_is_found_finished(job, tmp_path):

@@ -68,7 +68,7 @@ def test_markup_in_any_text_is_shown_and_not_obeyed(tmp_path):
 def test_every_row_is_shown_with_its_epsilon_and_numbers(tmp_path):
     page = _write(tmp_path)
     row = r'<th scope="row">([\w ]+?) <span.*?data-label="ε spent"><span>(.*?)</span>'
-    assert dict(re.findall(row, page)) == {
+    assert dict(re.findall(row, page, re.DOTALL)) == {
         "bm25": "–",
         "public only": "–",
         "original": "∞",
@@ -225,6 +225,7 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions
     shown = {"auc": [0.55, 0.53, 0.57], "true_positive_rates": rates}
     return {
         "epsilon_certified": epsilon,
+        "adjacency": "add or remove",
         "delta": 1e-5,
         "unit": unit,
         "confidence": 0.95,

@@ -189,7 +189,7 @@ class Pipeline(Job):
         folder = workdir / PRIVATE
         page.write_results(folder / RESULTS_FILE, found)
         page.write_report(folder / REPORT_FILE, found)
-        return f"\n{page.table_in_markdown(found)}\n\n{folder / REPORT_FILE}"
+        return f"\n{page.in_lines(found)}\n\n{folder / REPORT_FILE}"
 
 
 def is_log(path: str) -> bool:
