@@ -15,14 +15,14 @@ import pathlib
 import runpy
 import sys
 
-# By what the last step's name starts with.
+# By what the names of their steps start with.
 STAGES = {
     "prepare": "prepare",
     "generators": "generator_",
     "sets": "synthetic_",
     "retrievers": "retriever_",
     "evaluation": "evaluation",
-    "audit": "audit_",
+    "audit": ("canaries", "audit"),
 }
 _CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
@@ -47,10 +47,12 @@ def main(until: str) -> None:
     s = settings.from_config(STAGE.Settings, config)
     planned = pipeline.plan(STAGE.steps(s, workdir), workdir)
     pipeline.write_list(STAGE, s, planned, workdir)
-    names = [each.step.name for each in planned]
-    last = max(n for n, name in enumerate(names) if name.startswith(STAGES[until]))
-    for each in planned[: last + 1]:
-        runner.execute(each.step.stage, each.settings, each.place)
+    for stage, names in STAGES.items():
+        for each in planned:
+            if each.step.name.startswith(names):
+                runner.execute(each.step.stage, each.settings, each.place)
+        if stage == until:
+            break
 
 
 if __name__ == "__main__":

@@ -48,17 +48,15 @@ _TRAINED = ("pairs", "init", "continues", "vocabulary", "t5", "seed")
 # Stands for what the job sets, so that the settings that act with it may be set.
 _MADE = {"made": "by this job"}
 # The stage that each group of settings is for.
-_GROUPS = {"log": "import", "adapter": "train_adapter", "retriever": "train_retriever"}
-_GROUPS["direct"] = "train_retriever"
 STAGES = {
-    group: importlib.import_module(f"tfdpsq.run.stages.{stage}").STAGE
+    group: importlib.import_module(f"tfdpsq.run.stages.{stage or group}").STAGE
     for group, stage in {
-        **{name: name for name in ("prepare", "pretrain", "histogram", "finetune")},
-        **{
-            name: name
-            for name in ("synthesize", "mine", "evaluate", "canaries", "audit")
-        },
-        **_GROUPS,
+        "log": "import",
+        **dict.fromkeys(("prepare", "pretrain", "histogram", "finetune"), ""),
+        **dict.fromkeys(("synthesize", "mine", "evaluate", "canaries", "audit"), ""),
+        "adapter": "train_adapter",
+        "retriever": "train_retriever",
+        "direct": "train_retriever",
     }.items()
 }
 _UNSEEDED = ("log", "canaries", "mine", "evaluate")  # a known seed would tell canaries
