@@ -29,8 +29,7 @@ from tfdpsq.run.frame.artefacts import Generator
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
-# k-means starts from these seeds; the first is the published one.
-_FIRST_SEED = 25
+_FIRST_SEED = 25  # of k-means, as published
 # Training queries that are indexed at a time.
 _INDEXED = 20_000
 # Tokens of a text: more than a query has.
@@ -88,11 +87,7 @@ def measure(
         size = min(len(sample), len(held_out))
         results[name] = found = {
             **_bleu(pairs, split),
-            "sizes": {
-                "synthetic": count,
-                "held_out": len(asked),
-                "compared": size,
-            },
+            "sizes": {"synthetic": count, "held_out": len(asked), "compared": size},
             **_diversity(sample[:size], held_out[:size]),
             "rules": {
                 "words": words.RULES,
@@ -101,10 +96,9 @@ def measure(
             },
         }
         if size > 1:
+            seeds = range(_FIRST_SEED, _FIRST_SEED + own.seeds)
             mauve = evaluation.mauve_of_features(
-                featurize(sample[:size]),
-                features[:size],
-                seeds=range(_FIRST_SEED, _FIRST_SEED + own.seeds),
+                featurize(sample[:size]), features[:size], seeds=seeds
             )
             found["mauve"] = dataclasses.asdict(mauve)
         if apart:

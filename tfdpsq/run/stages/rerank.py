@@ -2,10 +2,9 @@
 
     tfdpsq rerank --workdir=OUT --config.generator=GENERATOR
 
-Its scores are those that `evaluate` mixes with BM25's (`rerankers`), by the weight that
-it fits. Writes `reranker/`, texts in, nats out, which needs TensorFlow and
-tensorflow-text alone: see `generator.Reranker`. It reveals the generator, and so
-carries its certificate.
+Its scores are those that `evaluate` mixes with BM25's (`rerankers`). Writes
+`reranker/`, texts in, nats out, which needs TensorFlow and tensorflow-text alone: see
+`generator.Reranker`. It reveals the generator, and so carries its certificate.
 """
 
 from __future__ import annotations
