@@ -1,13 +1,10 @@
 """The paper's rows as jobs: of the paper's sizes, and such as the pipeline takes."""
 
-import dataclasses
 
 import pytest
 
 from configs.paper import retrieval as paper
 from configs.paper import tables
-from tfdpsq import privacy, retriever
-from tfdpsq.privacy import plan as plans
 from tfdpsq.run.common import training
 from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
@@ -165,18 +162,3 @@ def _flat(values, before=""):
             yield from _flat(value, f"{before}{name}.")
         else:
             yield before + name, value
-
-
-def test_what_a_row_costs_can_be_planned_at_its_size():
-    units = training.Units(None, paper.PAIRS, None, True)
-    own = _settings(paper.get_config("synthetic-base-eps3")).finetune
-    own = dataclasses.replace(own, epsilon=3.0, accountant="rdp")
-    own = training.with_steps(own, paper.PAIRS)
-    plan = privacy.make_plan(training.spec_of(own, units))
-    assert plan.spec.target_delta == pytest.approx(0.5 / paper.PAIRS)
-    assert 0.4 < plan.noise_multiplier < 1.0 and plan.sensitivity == 0.1
-    own = _settings(paper.get_config("direct-eps3")).direct
-    own = dataclasses.replace(own, epsilon=3.0, accountant="rdp", steps=10, epochs=0.0)
-    most = plans.max_batch_size_of(training.spec_of(own, units))
-    assert most >= 64
-    assert retriever.naive_sensitivity_multiplier(most) == 2 * most - 1
