@@ -2,11 +2,9 @@
 
 import shutil
 
-import numpy as np
 import pytest
 from helpers import framed, tiny
 
-from tfdpsq import evaluation
 from tfdpsq.data import (
     Document,
     read_manifest,
@@ -99,38 +97,6 @@ def test_a_private_set_stays_private(base, tmp_path):
     for path in (made, tmp_path / "copy"):
         with pytest.raises(InputError, match="under release/, but what filter makes"):
             _filter(base, tmp_path / "release" / "out", synthetic=str(path))
-
-
-def test_round_trips_and_duplicates_are_those_of_a_loop_in_memory(base, tmp_path):
-    """70 rows, with texts that tie under BM25 and queries that occur twice."""
-    draw = np.random.default_rng(3)
-    known = sorted({word for text in TEXTS for word in text.lower().split()})
-    texts = [" ".join(draw.choice(known, 7)) for _ in range(45)]
-    texts += [" ".join(reversed(text.split())) for text in texts[:15]]
-    documents = [Document(f"d{i}", "", text) for i, text in enumerate(texts)]
-    judged = {"train": [("q", "d0", 1)]}
-    write_beir(tmp_path / "corpus", documents, [("q", "anything")], judged)
-    rows = []
-    for number, place in enumerate(draw.integers(0, len(texts), 70).tolist()):
-        query = " ".join(draw.choice(texts[place].split(), 3))
-        if number % 5 == 4:  # as one before
-            query = rows[number * 7 % len(rows)][0].upper() + " "
-        rows.append((query, f"d{place}", texts[place]))
-    given = tiny.write_set(tmp_path / "set", rows, framed.certificate(8.0))
-    bm25 = evaluation.BM25({d.id: d.content for d in documents})
-    found = bm25.search({str(i): row[0] for i, row in enumerate(rows)}, 4)
-    seen, expected = set(), []
-    for number, (query, document, _) in enumerate(rows):
-        words = " ".join(query.lower().split())
-        new = words not in seen
-        seen.add(words)
-        if new and document in found.get(str(number), {}):
-            expected.append(query)
-    assert 10 < len(expected) < 60 and len(seen) < 60
-    options = {"synthetic": given, "corpus": str(tmp_path / "corpus")}
-    options.update(round_trip=4, duplicates=True)
-    kept, dropped = _filter(base, tmp_path / "out", **options)
-    assert kept == expected and sum(dropped.values()) == 70 - len(expected)
 
 
 def test_bad_settings_are_named(base, tmp_path):
