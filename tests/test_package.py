@@ -81,7 +81,7 @@ def test_imports_are_light_and_set_nothing_global():
         "import tfdpsq\n"
         "assert state() == before\n"
         "left_out('tensorflow', 'numpy', 'keras', 'absl')\n"
-        "import tfdpsq.run.status, tfdpsq.run.verify\n"
+        "import tfdpsq.run.stages.status\n"
         "left_out('tensorflow.python', 'dp_accounting.pld', 'scipy.stats')\n"
         "import tfdpsq.layers, tfdpsq.privacy, tfdpsq.evaluation\n"
         "left_out('tensorflow_recommenders', 'scann', 'tensorflow_datasets',\n"

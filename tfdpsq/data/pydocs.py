@@ -28,7 +28,6 @@ from tqdm import tqdm
 
 from tfdpsq.data.beir import BeirDirectory, BeirWriter, read_documents
 from tfdpsq.data.io import atomic_directory, write_json
-from tfdpsq.data.recurrence import Sentences
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError, one_of
 
@@ -217,6 +216,8 @@ def _public_and_private(
     docstrings: list[Docstring],
 ) -> tuple[list[Docstring], list[str]]:
     """The pairs, and the bodies that make none; no query recurs in any body."""
+    from tfdpsq.data.recurrence import Sentences  # and TensorFlow with it
+
     # A query that is some document, word for word, would be a gift to retrieval.
     whole = {_letters_and_digits(d.body) for d in docstrings if d.is_document}
     asked = {
