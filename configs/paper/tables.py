@@ -25,10 +25,17 @@ one row is above another in a column; in `lower` columns, that its number is low
 import importlib.util
 import pathlib
 
+from tfdpsq import data
+from tfdpsq.data.pydocs import PACKAGES
 from tfdpsq.run.common import benchmark_sets, canary_set
 from tfdpsq.run.stages import reproduce
 
 SCALES = ("tiny", "paper")
+# Packages whose docstrings are the zero-shot sets of "tiny".
+HELD_OUT = (
+    *("absl", "dp_accounting", "grpc", "mpmath", "oauthlib", "portalocker", "pyarrow"),
+    *("pygments", "rich", "tensorflow_text", "werkzeug"),
+)
 SIZES = ("small", "base", "large", "xl")
 _BASE = tuple(f"synthetic-base-{e}" for e in ("inf", "eps16", "eps8", "eps3"))
 _DIRECT = ("direct-eps16", "direct-eps8", "direct-eps3")
@@ -245,19 +252,12 @@ def _tiny(config):
     """Sets the docstrings of eleven packages as zero-shot sets, all others as data."""
     config.job = _beside("quickstart.py").get_config()
     config.sizes = {"base": {"init": config.job.init}}
-    config.held_out_packages = (
-        "absl",
-        "dp_accounting",
-        "grpc",
-        "mpmath",
-        "oauthlib",
-        "portalocker",
-        "pyarrow",
-        "pygments",
-        "rich",
-        "tensorflow_text",
-        "werkzeug",
+    config.job.data = str(
+        data.build_pydocs(packages=[p for p in PACKAGES if p not in HELD_OUT]).path
     )
+    config.sets = {
+        name: str(data.build_pydocs(packages=(name,)).path) for name in HELD_OUT
+    }
     # The T5 that comes with the package is the only size.
     config.tables = {name: _of_base(t) for name, t in TABLES.items() if name != "3"}
 

@@ -23,11 +23,10 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.data.pydocs import PACKAGES, build_pydocs
 from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
-from tfdpsq.run.frame.artefacts import PYDOCS, SET
+from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
@@ -35,6 +34,7 @@ from tfdpsq.run.report.tables import Row
 from tfdpsq.run.stages import pipeline
 from tfdpsq.validation import InputError
 
+RETRIEVERS = "base"  # the size that all retrievers start from
 _OF_ROWS = (
     *("init", "retriever_init", "epsilons", "direct_epsilons", "audit_epsilons"),
     *("embeddings", "adapter_epsilons", "histogram_epsilon", "rerank", "seed"),
@@ -55,18 +55,12 @@ class Reproduce(Job):
             {"base": {"init": "t5_tiny_manuals"}},
             help='{size: {"init": T5, "finetune": settings that differ for it}}',
         )
-        retriever_size: str = setting("base", help="that retrievers start from")
         audit: dict = setting(
             {}, help="settings of job.finetune that differ on pairs with canaries"
         )
         seeds: tuple[int, ...] = setting((0,), of=Rule(ge=0, le=settings.SEED))
-        held_out_packages: tuple[str, ...] = setting(
-            (),
-            of=Rule(choices=tuple(PACKAGES)),
-            help="of pydocs, whose other packages are the data; each is a set",
-        )
         sets: dict = setting(
-            {}, help="other sets of the zero-shot tables: {name: BEIR}"
+            {}, help="of the zero-shot tables: {name: BEIR}; those without are left out"
         )
         table: tuple[str, ...] = setting(
             (), of=Rule(), help="names of tables; () is all"
@@ -113,9 +107,8 @@ class Reproduce(Job):
                     row.name: pathlib.Path(paths[first + row.part]) / SET
                     for row in tables.rows_of(table)
                 }
-                prepared: Any = planned[0].settings
                 examples = content.examples(
-                    prepared.data, own.similarity_split, s.job.examples, sets
+                    s.job.data, own.similarity_split, s.job.examples, sets
                 )
             else:
                 ours = tables.cells(table, paths, s.seeds)
@@ -130,21 +123,6 @@ def _wanted(s: Reproduce.Settings) -> dict[str, Any]:
     return {name: s.tables[name] for name in s.table or s.tables}
 
 
-def _data(s: Reproduce.Settings) -> tuple[str, dict[str, str]]:
-    """Returns the directory of the pairs, and the zero-shot sets."""
-    held = s.held_out_packages
-    if not held:
-        return s.job.data, {name: path for name, path in s.sets.items() if path}
-    if s.job.data != PYDOCS:
-        raise InputError(
-            f"held_out_packages is {held}, which applies to pydocs, but job.data is "
-            f"{s.job.data}. Set it to (), and sets to existing ones."
-        )
-    home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
-    sets = {name: str(build_pydocs(packages=(name,)).path) for name in held}
-    return str(home.path), sets
-
-
 class _Rows(Steps):
     """The steps of the rows, each made where it is first needed.
 
@@ -155,9 +133,8 @@ class _Rows(Steps):
     def __init__(self, s: Reproduce.Settings, wanted: Mapping[str, Any]):
         super().__init__()
         self.s, self.job, self.wanted = s, s.job, wanted
-        self.data, self.sets = _data(s)
         splits = {s.job.finetune.split, s.job.retriever.split, s.job.evaluate.split}
-        given = {"data": self.data, "splits": tuple(sorted(splits))}
+        given = {"data": self.job.data, "splits": tuple(sorted(splits))}
         self.make("prepare", "prepare", {**given, "vocabulary_size": 0})
 
     def of(self, *measures: str) -> list[Row]:
@@ -196,18 +173,18 @@ class _Rows(Steps):
         given = {"init": self._model(row.size), "pairs": pairs, "seed": seed}
         given.update(epsilon=row.epsilon)
         generator = self.make(name.format("generator"), "finetune", given, own)
-        given = {"generator": generator, "corpus": self.data, "seed": seed}
+        given = {"generator": generator, "corpus": self.job.data, "seed": seed}
         written = self.make(name.format("synthetic"), "synthesize", given)
         return generator, StepOutput(f"{written}/{SET}")
 
     def _set(self, row: Row, seed: int) -> StepOutput:
         name = f"seed{seed}_{{}}_{row.part}"
-        return self._generated(row, name, self.data, seed)[1]
+        return self._generated(row, name, self.job.data, seed)[1]
 
     def _retriever(self, row: Row, seed: int) -> StepOutput:
         own = self.job.retriever
-        start = self._model(self.s.retriever_size)
-        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self.data}
+        start = self._model(RETRIEVERS)
+        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self.job.data}
         if row.kind in tables.CONTROLS:
             given["pairs"] = StepOutput(f"prepare/{SET}")
         if row.kind == "untrained":
@@ -233,22 +210,27 @@ class _Rows(Steps):
         searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
         similar = {row.name: compared[row.name] for row in self.of(tables.SIMILARITY)}
         if searched or similar:
-            given = {"data": self.data, "systems": {BM25: BM25, **searched}, **common}
+            given = {
+                "data": self.job.data,
+                "systems": {BM25: BM25, **searched},
+                **common,
+            }
             given.update(split=own.split, synthetic=similar)
             if similar:
                 given.update(similarity_split=own.similarity_split)
                 given.update(similarity=own.similarity)
             self.make(f"seed{seed}_retrieval", "evaluate", given, default)
+        sets = {name: path for name, path in self.s.sets.items() if path}
         systems = {r.name: self._retriever(r, seed) for r in self.of(tables.ZERO_SHOT)}
-        if systems and not self.sets:
+        if systems and not sets:
             raise InputError("sets holds none, for the zero-shot tables. Give some.")
         if systems:
-            given = {"systems": systems, "sets": self.sets, **common}
+            given = {"systems": systems, "sets": sets, **common}
             self.make(f"seed{seed}_zero_shot", "evaluate", given, default)
 
     def audit(self, row: Row) -> None:
         """Adds a generator that is trained on canaries, and its audit."""
-        given = {"data": self.data, "user_field": self.job.finetune.user_field}
+        given = {"data": self.job.data, "user_field": self.job.finetune.user_field}
         made = self.make("canaries", "canaries", given)
         pairs, name = StepOutput(f"{made}/{DATA}"), f"audited_{{}}_{row.part}"
         generator, written = self._generated(row, name, pairs, 0, **self.s.audit)
