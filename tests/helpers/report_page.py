@@ -26,7 +26,7 @@ def row(name, epsilon, ndcg, difference=None):
 
 
 def report(**changes):
-    worse = {"difference": -0.054, "ci": [-0.066, -0.042], "p": 0.0002}
+    worse = {"difference": -0.054, "low": -0.066, "high": -0.042}
     steps = list(range(0, 1000, 10))
     return {
         "title": "Quickstart",

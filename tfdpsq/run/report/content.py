@@ -84,7 +84,7 @@ def _row(
         "label": row["label"],
         "private_data": used,
         "epsilon": certificate and certificate["guarantee"]["epsilon"],
-        "difference_to_public_only": _difference(values),
+        "difference_to_public_only": values.get("difference_to_baseline"),
         **{k: values[k] for m in METRICS for k in (m, f"{m}_ci")},
     }
     fused = metrics.get("fused", {}).get(row["name"])
@@ -93,16 +93,8 @@ def _row(
             fused["ndcg@10"],
             fused["weight"],
         )
-        found["fused_over_public_only"] = _difference(fused)
+        found["fused_over_public_only"] = fused.get("difference_to_baseline")
     return found
-
-
-def _difference(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = values.get("difference_to_baseline")
-    if not found:
-        return None
-    ends = [found["low"], found["high"]]
-    return {"difference": found["difference"], "ci": ends, "p": found["p_value"]}
 
 
 def _training(runs: Sequence[Planned]) -> dict[str, Any]:

@@ -61,14 +61,9 @@ def intervals(
     reference: float | None = None,
     note: str = "",
 ) -> Plot:
-    """Plots a value with its interval for each row, and a dotted line.
+    """Plots (label, value, (low, high), number of its colour) rows, the first on top.
 
-    Args:
-      rows: (label, value, (low, high), number of its colour), the first on top.
-      title: of the plot.
-      x_label: of its axis.
-      reference: where the line stands.
-      note: for the caption.
+    A dotted line stands at `reference`; `note` is for the caption.
     """
     figure, axes = _figure(0.7 + 0.36 * len(rows))
     for y, (_, value, interval, series) in enumerate(rows):
