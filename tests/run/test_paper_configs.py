@@ -1,6 +1,5 @@
 """The paper's rows as jobs: of the paper's sizes, and such as the pipeline takes."""
 
-
 import pytest
 
 from configs.paper import retrieval as paper

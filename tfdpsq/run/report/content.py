@@ -89,10 +89,8 @@ def _row(
     }
     fused = metrics.get("fused", {}).get(row["name"])
     if fused is not None:
-        found["fused_ndcg@10"], found["fused_weight"] = (
-            fused["ndcg@10"],
-            fused["weight"],
-        )
+        found["fused_ndcg@10"] = fused["ndcg@10"]
+        found["fused_weight"] = fused["weight"]
         found["fused_over_public_only"] = fused.get("difference_to_baseline")
     return found
 
