@@ -29,7 +29,6 @@ def report(**changes):
     worse = {"difference": -0.054, "low": -0.066, "high": -0.042}
     steps = list(range(0, 1000, 10))
     return {
-        "title": "Quickstart",
         "created": "2026-11-21 10:00",
         "rows": [
             row("bm25", None, 0.397),

@@ -24,8 +24,8 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
 
     Args:
       s: settings of `pipeline`.
-      planned: its steps, all of them finished. `shows` of the evaluation has "rows", of
-        a set "set", its name in the measures, and of a training run "chart".
+      planned: its finished steps. In `shows`, the evaluation has the "rows", a set its
+        name in the measures, "set", and a training run the kind of its "chart".
     """
     steps = {each.step.name: each for each in planned}
     (evaluated,) = (e for e in planned if e.step.stage.name == "evaluate")
@@ -34,7 +34,6 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
     metrics = io.read_json(pathlib.Path(out, "metrics.json"), _REMEDY)
     sets = {e.step.label: e for e in planned if "set" in e.step.shows}
     return {
-        "title": "Synthetic queries from private pairs",
         "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "rows": [_row(row, metrics, steps) for row in evaluated.step.shows["rows"]],
         **_training([each for each in planned if "chart" in each.step.shows]),

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -192,14 +191,13 @@ class Pipeline(Job):
 
 def is_log(path: str) -> bool:
     """Returns whether a path is a log to import: a table, or a directory of some."""
-    if path == PYDOCS or path.startswith(tables.NAMED) or not os.path.isdir(path):
-        named = path.startswith(tables.NAMED) or tables.format_of(path) is not None
-        return path != PYDOCS and named
     folder = pathlib.Path(path)
-    if any((folder / name).exists() for name in (*corpus.FILES, "queries.jsonl")):
+    beir = [folder / name for name in (*corpus.FILES, "queries.jsonl")]
+    if path == PYDOCS or any(file.exists() for file in beir):
         return False
-    files = (file.name for file in folder.rglob("*"))
-    return any(tables.format_of(name) for name in files)
+    files = folder.rglob("*") if folder.is_dir() else [folder]
+    named = path.startswith(tables.NAMED)
+    return named or any(tables.format_of(file.name) for file in files)
 
 
 def _check(s: Pipeline.Settings) -> None:
@@ -232,21 +230,14 @@ def _check(s: Pipeline.Settings) -> None:
 
 
 class _Steps(Steps):
-    """The steps of a job, made in the order in which they run.
-
-    Attributes:
-      rows: of the report's table; see `content.gather`.
-      systems: that are evaluated, by row.
-      rerankers: generators that reorder BM25's documents, by row.
-      generators: by ε.
-    """
+    """The steps of a job, made in the order in which they run; `rows` of its table."""
 
     def __init__(self, s: Pipeline.Settings):
         super().__init__()
         self.s = s
         self.rows: list[dict[str, str]] = []
-        self.systems: dict[str, str] = {}
-        self.rerankers: dict[str, str] = {}
+        self.systems: dict[str, str] = {}  # by row
+        self.rerankers: dict[str, str] = {}  # by row
         self.generators: dict[float, StepOutput] = {}
         self.pairs, self.start, self.histogram = s.data, s.init, ""
 
