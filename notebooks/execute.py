@@ -34,8 +34,8 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore:IProgress not found",
 }
 # A bar's "[00:12<00:03, 4.1text/s]", or without a total "[00:12, 4.1text/s]"; or
-# "I1123 01:34:03.792406 1400 stages.py:110] ", a command's log.
-PROGRESS = re.compile(r"\[\d+:\d\d(:\d\d)?[<,][^\]]*\]|^I\d{4} [\d:.]+ +\d+ \w+\.py:")
+# "INFO:absl:written: started", a command's log.
+PROGRESS = re.compile(r"\[\d+:\d\d(:\d\d)?[<,][^\]]*\]|^INFO:absl:")
 
 
 class Kernel(AsyncKernelManager):

@@ -78,7 +78,7 @@ def values(found, weights=None):
 
 def values_of(job):
     """Returns the `values` of a finished job, whose results have its weights."""
-    results = json.loads((job / "results.json").read_text("utf-8"))
+    results = json.loads((job / "private" / "results.json").read_text("utf-8"))
     weights = {row["name"]: row.get("fused_weight") for row in results["rows"]}
     return values(job / "private" / "evaluation", weights)
 
