@@ -588,10 +588,10 @@ A model directory that was copied without its certificate is taken for public.
 - if digest is not None and (
 + if digest is not None is not certificate and (
 
-The exact number of private queries is published without a declaration.
+The exact number of private queries is published where a bound was declared.
 @ run/common/training.py run/test_finetune.py
--     if n_is_public:
-+     if not n_bound:
+- n = count if s.n_is_public else s.n_bound
++ n = count
 
 Strict mode allows reads of private data that no ε covers.
 @ privacy/proof/ledger.py privacy/test_reads.py

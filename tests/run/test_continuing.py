@@ -119,9 +119,9 @@ def test_retriever_continues_a_generators_encoder(logs):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"continues": "time", "init": "t5_tiny_pydocs"}, "has no certificate"),
+        ({"continues": "time", "init": "t5_tiny_pydocs"}, "no private run is"),
         ({"continues": ""}, "set continues: 'composed' counts all runs together"),
-        ({"continues": "time", "epsilon": math.inf}, "nothing would be guaranteed"),
+        ({"continues": "time", "epsilon": math.inf}, "epsilon inf. Leave"),
         ({"continues": "time", "unit": "pair"}, "one unit, one sampler"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`finetune` and its settings: LoRA, a part, a soft prompt, rates, epochs, prompts."""
+"""`finetune` and its settings: LoRA, a part, rates, epochs, prompts, counts."""
 
 import dataclasses
 import json
@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import framed, tiny
-from safetensors.numpy import load_file
 
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
@@ -16,12 +14,12 @@ from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run.common import training
 from tfdpsq.run.frame import artefacts, runner, settings
 from tfdpsq.run.frame.artefacts import Pairs
+from tfdpsq.run.frame.devices import Devices
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import finetune
 from tfdpsq.validation import InputError
 
 STAGE = finetune.STAGE
-_PROMPT, _HIDDEN = 5, 16
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +155,9 @@ def test_cosine_rate_falls_over_the_steps_that_are_asked_for():
 
 def _spec(base, **options):
     made = settings.from_config(STAGE.Settings, _settings(base, **options))
-    units = training.units_of(Pairs.open(made.pairs, "pairs"), made)
-    made = training.with_steps(made, training.public_n(made, units)[0])
-    return training.spec_of(made, units)
+    given, place = runner.open_inputs(made), Place.of(base / "out")
+    c = runner.Context(made, given, place, Privacy.CERTIFIED, {}, devices=Devices())
+    return STAGE.plan(c)[2].spec
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,8 @@ def test_steps_follow_from_epochs_and_public_counts(base, unit, options, n, step
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"n_is_public": False}, "Set n_is_public = True"),
-        ({"n_bound": 100}, "declare either"),
+        ({"n_is_public": False}, "n_is_public is False and n_bound 0"),
+        ({"n_bound": 100}, "n_is_public is True and n_bound 100"),
         # Without the number that they hold.
         (
             {"n_is_public": False, "n_bound": 59},
@@ -204,16 +202,15 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
     _, (prompt,) = Tokenizer(base / "spiece.model").encode(["generate_query: "], 99)
     free = tiny.write_public_pairs(base)
     for options, message in (
-        ({"init": str(other)}, "made with another vocabulary"),
-        ({"init": ""}, "no vocabulary was given"),
-        ({"init": str(base / "pairs")}, "no spiece.model"),
+        ({"init": str(other)}, "330 embeddings: give the vocabulary"),
+        ({"init": ""}, "Set vocabulary to one that prepare wrote"),
+        ({"init": str(base / "pairs")}, "without spiece.model"),
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
         ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*'"),
         ({"trained": ("*norm*",), "lora": {"rank": 2}}, "lora.rank is 2 and trained"),
-        ({"soft_prompt": {"length": 4}, "lora": {"rank": 2}}, "soft_prompt.length 4"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"epochs": 2.0}, "epochs is 2.0 and steps 3"),
-        ({"steps": 0}, "nothing would be trained"),
+        ({"steps": 0}, "epochs is 0.0 and steps 0"),
         # The whole ε would be spent on queries of nothing.
         ({"document_length": int(prompt)}, f"document_length is {prompt}.*prompt"),
         ({"pairs": free}, "noise now would certify nothing"),
@@ -238,78 +235,6 @@ def test_prompt_stands_before_every_document(base):
         np.testing.assert_array_equal(found["document_ids"], ids)
         np.testing.assert_array_equal(found["document_lengths"], sizes)
     np.testing.assert_array_equal(usual["query_ids"], bare["query_ids"])
-
-
-# -- Soft prompts ---------------------------------------------------------------------
-
-_SOFT = {
-    "soft_prompt": {"length": _PROMPT},
-    "learning_rate": 0.3,
-    "optimizer": "adafactor",
-}
-
-
-@pytest.fixture(scope="module")
-def prompted(base):
-    """Where a soft prompt was tuned."""
-    _finetune(base, "prompted", **_SOFT)
-    return base / "release" / "prompted"
-
-
-def _start(base, **options):
-    """The vectors that training starts from."""
-    given = {**_SOFT, **options}
-    made = settings.from_config(STAGE.Settings, _settings(base, **given))
-    c = runner.Context(
-        made, runner.open_inputs(made), Place.of(base / "out"), Privacy.CERTIFIED, {}
-    )
-    preprocessor = Preprocessor(Tokenizer(base / "spiece.model"))
-    model = finetune.load_generator(c, preprocessor)
-    return model.backbone.soft_prompt.vectors.numpy()
-
-
-def test_soft_prompt_alone_is_trained_and_certified(base, public, prompted):
-    certificate = read_certificate(prompted)
-    assert certificate["guarantee"]["epsilon"] <= 8.0
-    assert certificate["training"]["soft_prompt"] == _PROMPT
-    assert certificate["training"]["trained_parameters"] == _PROMPT * _HIDDEN
-    paths = base / "public", prompted
-    before, after = (load_file(path / "model.safetensors") for path in paths)
-    assert after.pop("soft_prompt").shape == (_PROMPT, _HIDDEN)
-    assert all(np.array_equal(before[name], after[name]) for name in after)
-    one, other = (
-        json.loads((p / "config.json").read_text()) for p in (base / "public", prompted)
-    )
-    assert other == {**one, "certificate_digest": certificate["digest"]}
-    # Three steps from where it started.
-    model = T5QueryGenerator.from_preset(prompted)
-    vectors = model.backbone.soft_prompt.vectors.numpy()
-    assert (np.abs(vectors - _start(base)).max(axis=1) > 1e-3).all()
-
-
-def test_soft_prompt_starts_as_words_drawn_by_the_seed(base, public):
-    start = _start(base)
-    np.testing.assert_array_equal(_start(base), start)
-    assert not np.array_equal(_start(base, seed=1), start)
-    words = public.backbone.token_embedding.embeddings.numpy()
-    ids = [int(np.where((words == vector).all(axis=1))[0][0]) for vector in start]
-    assert len(set(ids)) == _PROMPT
-    # No padding, end, unknown, or one of the 256 bytes; nor what has no piece.
-    assert min(ids) >= 3 + 256 and max(ids) < 320
-
-
-def test_public_soft_prompt_is_tuned_further_and_a_private_one_is_not(base, prompted):
-    model = T5QueryGenerator.from_preset(base / "public", soft_prompt=_PROMPT)
-    model.backbone.soft_prompt.vectors.assign(tf.ones([_PROMPT, _HIDDEN]))
-    (base / "transferred").mkdir()
-    model.save_to_huggingface(base / "transferred", base / "spiece.model")
-    init = str(base / "transferred")
-    np.testing.assert_array_equal(_start(base, init=init), np.ones([_PROMPT, _HIDDEN]))
-    with pytest.raises(InputError, match="5 vectors, not 4"):
-        _start(base, init=init, soft_prompt={"length": 4})
-    with pytest.raises(InputError, match="was itself trained on private queries"):
-        again = _settings(base, **{**_SOFT, "init": str(prompted)})
-        framed.run(STAGE, base / "release" / "again", **again)
 
 
 def test_promised_private_weights_are_refused_before_they_are_made(base):

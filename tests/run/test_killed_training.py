@@ -233,7 +233,12 @@ def test_two_workers_train_the_retriever_as_one_process_does(tmp_path, settings)
 @pytest.mark.parametrize(
     "stage, flags, more, message",
     [
-        ("finetune", ["--strategy=multiworker"], {}, "TF_CONFIG is not set"),
+        (
+            "finetune",
+            ["--strategy=multiworker"],
+            {},
+            "TF_CONFIG is '', which names no cluster",
+        ),
         (
             "finetune",
             ["--strategy=mirrored", "--replicas=3"],

@@ -102,9 +102,9 @@ def test_removing_a_pair_removes_one_row_of_training_and_changes_no_other(
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):
-    settings = tiny.training(
-        base, epsilon=8.0, steps=2, hard_negatives={"run": "judged"}
-    )
+    (base / "run.trec").write_text("q0 Q0 d3 1 0.5 x\n")
+    own = {"run": str(base / "run.trec")}
+    settings = tiny.training(base, epsilon=8.0, steps=2, hard_negatives=own)
     settings.update(unit="pair", method="public_negatives")
     with pytest.raises(InputError, match="would depend on the query's other pairs"):
         framed.run(train_retriever.STAGE, base / "release" / "refused", **settings)

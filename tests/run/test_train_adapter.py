@@ -207,9 +207,6 @@ def test_inputs_outside_the_guarantee_are_refused(base, tmp_path):
     wide = np.ones([84, 9], np.float32)
     wrong("wide", "queries", wide, asked, "9 dimensions")
     wrong("zeros", "documents", 0 * documents, ids, "are all zeros")
-    judged = {"run": "judged"}
-    both = {"unit": "pair", "hard_negatives": judged}
-    _refused(base, tmp_path, "unit is 'pair' and hard", **both)
     shutil.copytree(base / "pairs", tmp_path / "free" / "pairs")
     free = tiny.write_public_pairs(tmp_path / "free")
     _refused(base, tmp_path, "a synthetic or public set", pairs=free)
@@ -262,13 +259,13 @@ def test_embeddings_of_our_own_encoder_are_known_by_their_lineage(base, tmp_path
     shutil.copytree(f"{both['queries']}/queries", copied / "queries")
     places = dict.fromkeys(("documents", "queries"), str(copied))
     _refused(base, tmp_path, "not by one encoder", **{**both, **places})
+    # Made by a retriever of private queries, they are not free.
+    framed.certify(tmp_path / "copied", 8.0)
+    _refused(base, tmp_path, "its class is certified", **{**both, **places})
     matrix = _trained(base, tmp_path / "release" / "own", steps=2, **both)
     assert matrix.shape == (16, 16) and not np.array_equal(matrix, np.eye(16))
     certificate = read_certificate(tmp_path / "release" / "own")
     assert certificate["training"]["encoder_is_public"] == "by its record"
-    # Made by a retriever of private queries, they are not free.
-    framed.certify(tmp_path / "copied", 8.0)
-    _refused(base, tmp_path, "its class is certified", **{**both, **places})
 
 
 def test_strict_adapter_shows_no_loss_and_the_next_lists_all_reads(base, tmp_path):

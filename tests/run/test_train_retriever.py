@@ -132,11 +132,14 @@ def test_impossible_starts_are_refused(base):
     private = {"pairs": str(base / "pairs"), "n_is_public": False}
     for options, message in (
         ({"vocabulary": str(base / "spiece.model")}, "vocabulary is .* does nothing"),
-        ({"init": ""}, "no vocabulary was given"),
+        ({"init": ""}, "Set vocabulary to one that prepare wrote"),
         ({"init": str(base / "pairs")}, "spiece.model"),
-        ({"epsilon": 8.0}, "method 'plain' adds no noise"),
+        (
+            {"epsilon": 8.0},
+            "method is 'plain', which protects nobody, but epsilon is 8.0",
+        ),
         ({"epochs": 2.0}, "epochs is 2.0 and steps 2"),
-        ({"method": "naive"}, "holds no private queries"),
+        ({"method": "naive"}, "has no private queries"),
         (private, "states their exact number"),
         ({"learned_scale": True, "trained": ("*projection/kernel",)}, "Add 'scale/"),
         ({"trained": ("*nothing_like_it",)}, "nothing_like_it"),
@@ -234,6 +237,6 @@ def test_damaged_set_and_too_large_batch_are_refused(base, tmp_path):
     with pytest.raises(DataError, match="SHA-256"):
         damaged = {"pairs": str(tmp_path / "set"), "init": str(base / "public")}
         _train(tmp_path, "out", **damaged)
-    with pytest.raises(InputError, match="batch_size is 14 but there are 12 pairs"):
+    with pytest.raises(InputError, match="batch_size 14 is larger than the data"):
         _train(base, "large", batch_size=14)
     assert not (base / "private" / "large").exists()

@@ -8,12 +8,10 @@ which the state is backed up and held-out pairs are searched for.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,8 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import Pair, Tokenizer
-from tfdpsq.privacy import batches, checkpoint, engines, optimizers
+from tfdpsq.generator import pretraining
+from tfdpsq.privacy import batches, checkpoint, engines
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.pairs import encode_rows
 from tfdpsq.run.common import hard_negatives, training
@@ -34,6 +33,7 @@ from tfdpsq.validation import InputError
 PLAIN = "plain"
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
+    PLAIN: "None: nothing is clipped and no noise is added.",
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
         "softmax reads all rows. Adding or removing one {unit} changes its own row (C) "
@@ -54,29 +54,28 @@ ARGUMENTS = {
         "most C."
     ),
 }
+_ENGINES = {
+    PLAIN: "none: one gradient of the mean loss",
+    "naive": "none: each row's gradient is formed and clipped by itself",
+    "microbatch": "vectorized",
+}
 
 
 def check(s: Any) -> None:
-    """Refuses settings that the method's sensitivity does not cover."""
-    derived: dict[str, tuple[Any, ...]] = {
-        "unit": ("query", "pair"),
-        "sampler": ("poisson",),
-    }
-    if s.method != "microbatch":
-        derived["bidirectional"] = (False,)
-    for field, values in derived.items():
-        if getattr(s, field) not in values:
+    """Refuses settings that the method's sensitivity is not derived for."""
+    for name, value, derived in (
+        ("unit", s.unit, ("query", "pair")),
+        ("sampler", s.sampler, ("poisson",)),
+        ("bidirectional", s.bidirectional, (False, s.method == "microbatch")),
+        ("hard_negatives.run", s.hard_negatives.run, ("",)),
+    ):
+        own = name == "hard_negatives.run" and s.method == "public_negatives"
+        if value not in derived and not own:
             raise InputError(
-                f"method is {s.method!r} and {field} is {getattr(s, field)!r}, for "
-                f"which its sensitivity is not derived. Set {field} to "
-                f"{' or '.join(map(repr, values))}."
+                f"method is {s.method!r} and {name} is {value!r}, for which its "
+                f"sensitivity is not derived. Set {name} to "
+                f"{' or '.join(map(repr, derived))}."
             )
-    if s.hard_negatives.run and s.method != "public_negatives":
-        raise InputError(
-            f"hard_negatives.run is {s.hard_negatives.run!r}, but the sensitivity of "
-            f"{s.method!r} is derived for in-batch negatives alone. Set it to '', or "
-            "method to 'public_negatives'."
-        )
 
 
 # -- With a guarantee ------------------------------------------------------------------
@@ -89,26 +88,22 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
       InputError: a batch that replicas cannot share, or what `PrivacySpec` raises.
     """
     assert c.devices is not None
+    if s.method == PLAIN:
+        return privacy.make_plan(training.spec_of(s, units, sampler="shuffled"))
+    own: dict[str, Any] = {}
+    if s.method == "naive":  # the sensitivity depends on the largest batch
+        most = plans.max_batch_size_of(training.spec_of(s, units))
+        multiplier: float = retriever.naive_sensitivity_multiplier(most)
+        own["max_batch_size"] = most
+    elif s.method == "microbatch":
+        multiplier = retriever.microbatch_sensitivity_multiplier()
+        own["num_microbatches"] = s.num_microbatches
+    else:
+        multiplier = retriever.public_negatives_sensitivity_multiplier()
+    own["sensitivity_multiplier"] = multiplier
+    plan = training.make_plan(c, training.spec_of(s, units, **own))
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
-    if s.method == "microbatch":
-        spec = training.spec_of(
-            s,
-            units,
-            num_microbatches=s.num_microbatches,
-            sensitivity_multiplier=retriever.microbatch_sensitivity_multiplier(),
-        )
-    else:
-        spec = training.spec_of(s, units)
-        multiplier: float = retriever.public_negatives_sensitivity_multiplier()
-        if s.method == "naive":
-            # The spec checks its values; the sensitivity depends on the largest batch.
-            most = plans.max_batch_size_of(spec)
-            spec = dataclasses.replace(spec, max_batch_size=most)
-            multiplier = retriever.naive_sensitivity_multiplier(most)
-        spec = dataclasses.replace(spec, sensitivity_multiplier=multiplier)
-    plan = training.make_plan(c, spec)
-    if s.method != "naive":
         rows = _rows_at_a_time(s, plan)
         batches.require_microbatches(plan.max_rows, rows, c.devices.replicas)
     return plan
@@ -127,59 +122,37 @@ def train(
     c: Context,
     s: Any,
     model: retriever.TwoTower,
-    tokenizer: Tokenizer,
     units: training.Units,
     plan: privacy.PrivacyPlan,
-) -> training.Outcome:
-    """Trains by the method, in the run that `training.paying` opened."""
+) -> dict[str, Any]:
+    """Trains by the method, as `training.train`, whose result it returns."""
+    rows, tokenizer = _rows_at_a_time(s, plan), training.tokenizer_of(c)
     with c.scope():
-        documents = None
-        if s.method == "public_negatives":
-            documents = retriever.encode_documents(
-                list(_sampled(c, s.most_documents)), tokenizer, s.document_length
-            )
         take = _take(c, s, model, tokenizer, units)
-        options: dict[str, Any] = {"microbatch_size": _rows_at_a_time(s, plan)}
-        if documents is not None:
+        if s.method == "public_negatives":
+            # Never only of documents that have private queries.
+            parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
+            read = parts.cut(parts.count, s.most_documents).read(0)
+            documents = retriever.encode_documents(
+                [one.content for one in read], tokenizer, s.document_length
+            )
             loss: Any = retriever.PublicNegatives(
                 model, documents, s.negatives, s.seed, s.refresh_every
             )
-            options.update(engine=s.engine, layers=loss.layers)
+            options = {"engine": s.engine, "layers": loss.layers}
             options.update(before_step=loss.refresh, state=loss.state)
         elif s.method == "naive":
-            texts = min(s.microbatch_size, plan.max_rows)
-            losses = retriever.NaiveLosses(model, texts)
+            rows = min(rows, plan.max_rows)
+            losses = retriever.NaiveLosses(model, rows)
             loss = model.per_example_losses
-            options.update(engine=naive_engine(losses), layers=losses.layers)
-            options["microbatch_size"] = texts
+            options = {"engine": naive_engine(losses), "layers": losses.layers}
         else:
             loss = retriever.GroupLosses(model, plan.group_capacity)
-            options.update(engine="vectorized", layers=loss.layers)
+            options = {"engine": "vectorized", "layers": loss.layers}
         optimizer = training.make_optimizer(s)
     return training.train(
-        c,
-        s,
-        model,
-        plan,
-        loss,
-        optimizer,
-        take,
-        units,
-        tokens=s.query_length + s.document_length,
-        jit_compile=s.jit_compile,
-        **options,
+        c, s, model, plan, loss, optimizer, take, units, rows, **options
     )
-
-
-def _sampled(c: Context, most: int) -> Iterator[str]:
-    """Yields an evenly spread part of the documents.
-
-    The choice depends on the corpus alone, never on which documents have private
-    queries: that would be a private read.
-    """
-    scanned = corpus.scan(str(c.given["pairs"].beir().corpus_file))
-    parts = scanned.cut(scanned.count, most)
-    yield from (document.content for document in parts.read(0))
 
 
 def _take(
@@ -190,14 +163,11 @@ def _take(
     units: training.Units,
 ) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
     """Returns what reads rows by number, from disk."""
-
-    @functools.cache
-    def mined() -> Callable[[Sequence[Pair]], Mapping[str, np.ndarray]]:
-        return hard_negatives.encoder(c, tokenizer, s.document_length)
+    negatives = hard_negatives.encoder(c, tokenizer)
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
         own = rows_of(pairs, tokenizer, s.query_length, s.document_length)
-        return {**own, **mined()(pairs)}
+        return {**own, **negatives(pairs)}
 
     rows = training.stored_rows(c, units.rows.read(), encode)
     # "naive" runs the encoder on each text in every step.
@@ -247,38 +217,22 @@ def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     """Returns the method's facts for the certificate, not the mechanism's."""
     names = "method scale learned_scale pooling bidirectional false_negatives".split()
     found = {name: getattr(s, name) for name in names}
-    found["documents"] = (
-        "embedded by the starting weights, which stay"
-        if model.documents_frozen
-        else "embedded by weights that are trained"
+    frozen = model.documents_frozen
+    by = "the starting weights, which stay" if frozen else "weights that are trained"
+    found["documents"] = f"embedded by {by}"
+    if s.method != "public_negatives":
+        return {**found, "engine": _ENGINES[s.method]}
+    drawn = (
+        f"the public corpus (at most {s.most_documents} documents, evenly spread over "
+        f"it), uniformly, by a public seed; again every {s.refresh_every} steps"
     )
-    if s.method == PLAIN:
-        found["engine"] = "none: one gradient of the mean loss"
-    if s.method == "naive":
-        found["engine"] = "none: each row's gradient is formed and clipped by itself"
-    if s.method == "microbatch":
-        found["engine"] = "vectorized"
-        found["products_of_clipping"] = "as in tensorflow-privacy"
-    if s.method == "public_negatives":
-        found["negatives"] = s.negatives
-        found["negatives_drawn_from"] = (
-            f"the public corpus (at most {s.most_documents} documents, evenly spread "
-            "over it), uniformly, by a public seed; again every "
-            f"{s.refresh_every} steps"
-        )
-    return found
+    return {**found, "negatives": s.negatives, "negatives_drawn_from": drawn}
 
 
 # -- Without ---------------------------------------------------------------------------
 
 
-def fit(
-    c: Context,
-    s: Any,
-    model: retriever.TwoTower,
-    tokenizer: Tokenizer,
-    units: training.Units,
-) -> None:
+def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) -> None:
     """Trains by Keras for `s.steps` steps, from the last backup if there is one.
 
     Each replica embeds its share of a batch; every row's softmax is over the documents
@@ -298,16 +252,25 @@ def fit(
             f"rows_at_a_time is {s.rows_at_a_time}, which does not divide the {share} "
             f"rows of a replica. Give a divisor of {share}, or 0 for all."
         )
-    per_epoch = min(s.save_every, s.steps)
-    backup, epochs = training.open_backup(c, per_epoch)
-    done = epochs * per_epoch
-    rows = _stored(c, s, tokenizer, units)
-    held_out = _held_out(s, len(rows), units.private)
-    trained = np.setdiff1d(np.arange(len(rows)), held_out)
+    backup, tokenizer = training.open_backup(c, s), training.tokenizer_of(c)
+    path = c.place.run / "backup" / "rows"
+    shutil.rmtree(path, ignore_errors=True)  # anew in each try
+    rows = retriever.store_pairs(
+        open_private(path),
+        units.rows.read(),
+        tokenizer,
+        negatives=hard_negatives.encoder(c, tokenizer),
+        query_length=s.query_length,
+        document_length=s.document_length,
+    )
+    hidden = units.private and s.strict
+    most = 0 if hidden else min(len(rows) // 20, len(rows) - s.batch_size)
+    count = max(0, min(s.validation_pairs, most))
+    held_out = np.linspace(0, len(rows) - 1, count, dtype=np.int64)
     callbacks: list[tf.keras.callbacks.Callback] = []
-    if len(held_out):
+    if count:
         callbacks.append(retriever.HitRate(rows.take(held_out)))
-    if not (units.private and s.strict):
+    if not hidden:
         logs = os.fspath(c.place.logs)
         callbacks.append(tf.keras.callbacks.TensorBoard(logs, write_graph=False))
     progress = Progress(
@@ -315,93 +278,36 @@ def fit(
         s.steps,
         measured=not s.strict,
         batch_size=s.batch_size,
-        tokens=s.query_length + s.document_length,
-        save_every=per_epoch,
+        save_every=backup.per_epoch,
         epsilon=(lambda step: math.inf) if units.private else None,
     )
-    with c.scope(), progress, c.devices.notice.training() as asked:
-        optimizer = training.make_optimizer(s)
-        slots = optimizers.build(optimizer, model.trainable_variables)
-        state = [*model.variables, *slots]
+    with c.scope():
         model.compile(
-            optimizer,
+            training.make_optimizer(s),
             rows_at_a_time=s.rows_at_a_time,
             seed=s.seed,
             # In a strategy's scope that is left to the strategy.
             jit_compile=s.jit_compile and not tf.distribute.has_strategy(),
         )
-        model.fit(
-            _dataset(s, rows, trained, done),
-            epochs=math.ceil(s.steps / per_epoch),
-            steps_per_epoch=per_epoch,
-            initial_epoch=epochs,
-            verbose=0,
-            callbacks=[
-                tf.keras.callbacks.BackupAndRestore(
-                    os.fspath(backup), delete_checkpoint=False
-                ),
-                training.Steps(progress, s.steps, done, asked, state),
-                *callbacks,
-            ],
-        )
+        trained = np.setdiff1d(np.arange(len(rows)), held_out)
+        data = _Shuffled(rows, trained, s.batch_size, s.seed)
+        dataset = data.dataset(backup.done, s.steps)
+        training.fit(c, model, dataset, backup, progress, callbacks)
 
 
-def _stored(
-    c: Context, s: Any, tokenizer: Tokenizer, units: training.Units
-) -> retriever.StoredPairs:
-    """Tokenises the pairs to disk, beside the backups; anew in each try."""
-    path = c.place.run / "backup" / "rows"
-    if path.is_dir():
-        shutil.rmtree(path)
-    return retriever.store_pairs(
-        open_private(path),
-        units.rows.read(),
-        tokenizer,
-        negatives=hard_negatives.encoder(c, tokenizer, s.document_length),
-        query_length=s.query_length,
-        document_length=s.document_length,
-    )
+class _Shuffled(pretraining.Batches):
+    """Shuffled epochs of the rows to train on."""
 
+    def __init__(self, rows: Any, trained: np.ndarray, size: int, seed: int):
+        super().__init__(rows, size, seed)
+        self._trained, self._next = trained, -1
+        self(0)  # refuses too few pairs at once
 
-def _held_out(s: Any, count: int, private: bool) -> np.ndarray:
-    """Returns the rows to validate on, at most a twentieth; none where nobody may."""
-    most = 0 if private and s.strict else min(count // 20, count - s.batch_size)
-    return np.linspace(
-        0, count - 1, max(0, min(s.validation_pairs, most)), dtype=np.int64
-    )
-
-
-def _dataset(
-    s: Any, rows: retriever.StoredPairs, trained: np.ndarray, start: int
-) -> Any:
-    """Returns the dataset of batches from number `start` on, shared by replicas."""
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
-    share = s.batch_size // replicas
-    # Refuses too few pairs at once.
-    retriever.shuffled_batches(len(trained), s.batch_size, s.seed)
-
-    def rows_of(indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {**rows.take(indices), "weights": np.ones(len(indices), np.float32)}
-
-    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        number, of = context.input_pipeline_id, context.num_input_pipelines
-        own = range(number * replicas // of, (number + 1) * replicas // of)
-
-        def shares() -> Iterator[dict[str, np.ndarray]]:
-            for batch in retriever.shuffled_batches(
-                len(trained), s.batch_size, s.seed, start
-            ):
-                for replica in own:
-                    part = batch[replica * share : (replica + 1) * share]
-                    yield rows_of(trained[part])
-
-        signature = {
-            name: tf.TensorSpec((share, *values.shape[1:]), values.dtype)
-            for name, values in rows_of(trained[:1]).items()
-        }
-        return tf.data.Dataset.from_generator(
-            shares, output_signature=signature
-        ).prefetch(2)
-
-    return strategy.distribute_datasets_from_function(of_worker)
+    def __call__(self, number: int) -> dict[str, np.ndarray]:
+        if number != self._next:
+            self._order = retriever.shuffled_batches(
+                len(self._trained), self._size, self._seed, number
+            )
+        self._next = number + 1
+        found = self._rows.take(self._trained[next(self._order)])
+        return {**found, "weights": np.ones(self._size, np.float32)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import itertools
 import math
 import os
@@ -21,14 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from tfdpsq.data.io import read_json, sha256_of_file, write_json
+from tfdpsq.data.io import read_json, write_json
 from tfdpsq.data.texts import Document
-from tfdpsq.privacy import read_certificate
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import InputError
 
 HISTOGRAM_FILE = "histogram.json"
 CLUSTERS_FILE = "clusters.npz"
-_REMEDY = "Run histogram into another directory, which spends its epsilon again."
 
 # Documents that clusters are fitted on, so that memory does not grow with the corpus.
 _FITTED = 50_000
@@ -97,23 +94,11 @@ class DocumentClusters:
         if not len(contents):
             return np.zeros([0], np.int64)
         rows = _weighted(_counts(contents), self.rarity)
-        return np.argmin(self.distances(_projected(rows, self.directions)), axis=1)
-
-    def distances(self, places: np.ndarray) -> np.ndarray:
-        """Returns squared distances to the centres, less what is the same for all.
-
-        Not by BLAS, whose rounding of a row depends on the rows around it: a count must
-        not change with a query that is not its own.
-
-        Args:
-          places: [documents, directions].
-
-        Returns:
-          [documents, clusters].
-        """
-        squares = (self.centres**2).sum(axis=1)
+        places = _projected(rows, self.directions)
+        # Not by BLAS, whose rounding of a row depends on the rows around it: a count
+        # must not change with a query that is not its own.
         products = np.einsum("nd,kd->nk", places, self.centres, optimize=False)
-        return squares - 2 * products
+        return np.argmin((self.centres**2).sum(axis=1) - 2 * products, axis=1)
 
     def stream(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
         """Yields each document with its cluster; reads a bounded number ahead."""
@@ -123,24 +108,13 @@ class DocumentClusters:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the clusters to a `.npz` file."""
-        archive = io.BytesIO()  # on a full disk, `savez` leaves its file open
-        np.savez(archive, **{name: getattr(self, name) for name in _ARRAYS})
-        pathlib.Path(path).write_bytes(archive.getvalue())
+        np.savez(path, **{name: getattr(self, name) for name in _ARRAYS})
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> DocumentClusters:
-        """Reads what `save` wrote.
-
-        Raises:
-          DataError: the file is damaged.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return cls(*(file[name] for name in _ARRAYS))
-        except Exception as error:  # of zip, of numpy, or of the system
-            raise DataError(
-                path, f"it cannot be read ({error})", "Make the histogram again"
-            ) from error
+        """Reads what `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(*(file[name] for name in _ARRAYS))
 
 
 def _counts(texts: Sequence[str]) -> Any:
@@ -168,9 +142,6 @@ def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
     return normalize(np.asarray(rows @ directions.T, np.float32))
 
 
-# -- Counts of private queries ---------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Histogram:
     """Noisy counts of private queries by the cluster of their document.
@@ -190,36 +161,31 @@ class Histogram:
     def save(self, directory: pathlib.Path) -> None:
         """Writes it into a directory."""
         self.clusters.save(directory / CLUSTERS_FILE)
-        content = {name: getattr(self, name) for name in ("documents", "counts")}
-        write_json(directory / HISTOGRAM_FILE, {**content, "corpus": self.corpus})
+        names = ("documents", "counts", "corpus")
+        content = {name: getattr(self, name) for name in names}
+        write_json(directory / HISTOGRAM_FILE, content)
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Histogram:
-        """Reads what `save` wrote.
-
-        Raises:
-          InputError: the directory holds no histogram.
-          DataError: it is damaged, or another one than its certificate is of.
-        """
-        path = pathlib.Path(directory, HISTOGRAM_FILE)
-        if not path.is_file():
-            raise InputError(
-                f"{directory} holds no {HISTOGRAM_FILE}. Give what histogram wrote."
-            )
-        certificate = read_certificate(directory)
-        stated = (certificate or {}).get("fingerprints", {})
-        if stated.get("histogram") != fingerprint(path.parent):
-            raise DataError(path, "it is not what its certificate is of", _REMEDY)
-        found = read_json(path, _REMEDY)
-        clusters = DocumentClusters.load(path.with_name(CLUSTERS_FILE))
+        """Reads what `save` wrote."""
+        path = pathlib.Path(directory)
+        found = read_json(path / HISTOGRAM_FILE, "Give what histogram wrote")
+        clusters = DocumentClusters.load(path / CLUSTERS_FILE)
         counts = tuple(found["documents"]), tuple(found["counts"])
         return cls(clusters, *counts, found["corpus"])
 
-    def positive_counts(self) -> list[float]:
-        """Returns the counts by cluster; those below 0, or of no document, are 0.
+    def rates(self, queries: int, seed: int) -> Rates:
+        """Returns how many queries a document gets: as many as those like it have.
+
+        In proportion to the private queries about a document of its cluster; a count
+        that noise made negative is 0.
+
+        Args:
+          queries: of all documents together.
+          seed: public.
 
         Raises:
-          InputError: all are.
+          InputError: no count is above 0.
         """
         counts = [
             max(0.0, count) if documents else 0.0
@@ -230,18 +196,6 @@ class Histogram:
                 "no count of the histogram is above 0: its noise is larger than the "
                 "data. Leave histogram out."
             )
-        return counts
-
-    def rates(self, queries: int, seed: int) -> Rates:
-        """Returns how many queries a document gets: as many as those like it have.
-
-        In proportion to the private queries about a document of its cluster; a count
-        that noise made negative is 0. `queries` counts those of all documents together.
-
-        Raises:
-          InputError: no count is above 0.
-        """
-        counts = self.positive_counts()
         mean = (
             queries * count / sum(counts) / max(documents, 1)
             for count, documents in zip(counts, self.documents)
@@ -275,11 +229,3 @@ class Rates:
             key = f"{self.seed}\0queries\0{document.id}".encode()
             chance = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
             yield document, math.floor(self.mean[cluster] + chance)
-
-
-def fingerprint(directory: pathlib.Path) -> str:
-    """Returns the SHA-256, in hex, of a histogram's files."""
-    parts = [
-        sha256_of_file(directory / name) for name in (HISTOGRAM_FILE, CLUSTERS_FILE)
-    ]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()

@@ -8,6 +8,7 @@ of its pairs depend on the others.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import sqlite3
@@ -21,58 +22,47 @@ from tfdpsq.data import Pair, Tokenizer
 from tfdpsq.evaluation import measures
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Artefact, Corpus
-from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import DataError, InputError
 
 RUN_FILE = "run.trec"
-JUDGED = "judged"
 BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
 _SCHEMA = """
 pragma cache_size = -65536;
 pragma journal_mode = off;
-create table answers (query text, document text, primary key (query, document))
-  without rowid;
-create table contents (query text, content blob, primary key (query, content))
-  without rowid;
+create table answers (query text, document text, content blob,
+                      primary key (query, document)) without rowid;
 create table ranked (query text, document text, score real,
                      primary key (query, document)) without rowid;
-create table wanted (document text primary key) without rowid;
 create table texts (document text primary key, text text);
+create index documents on ranked (document);
 """
-_ALSO = """
-insert or ignore into answers select ?1, ?2
+_RANKED = """
+insert or replace into ranked select ?1, ?2, ?3
 where exists (select 1 from answers where query = ?1)
 """
 _TEXT = """
 insert or replace into texts select ?1, ?2
-where exists (select 1 from wanted where document = ?1)
+where exists (select 1 from ranked where document = ?1)
 """
-_WANTED = """
-insert into wanted select document from answers
-union select document from ranked where query in (select query from answers)
+_MISSING = """
+select min(document) from ranked where document not in (select document from texts)
 """
+# Best first, as trec_eval breaks ties.
 _OTHERS = """
 select document, text from ranked join texts using (document) where query = ?1
 and document not in (select document from answers where query = ?1)
-order by score desc, document {ties}
+order by score desc, document desc
 """
 
 
 class Ranking(Artefact):
-    """A TREC run: what `mine` wrote, a file by any system, or the word "judged"."""
+    """A TREC run: what `mine` wrote, or a file by any system."""
 
-    wanted = f"what mine wrote, a TREC run, or {JUDGED!r}"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`; judgements are a part of the pairs."""
-        if path == JUDGED:
-            return cls(path, Privacy.PUBLIC)
-        return super().open(path, setting)
+    wanted = "what mine wrote, or a TREC run"
 
     @classmethod
     def is_at(cls, path: str) -> bool:
@@ -80,17 +70,18 @@ class Ranking(Artefact):
         return os.path.isfile(_file_of(path))
 
     def fingerprint(self, private: Any) -> str:
-        """See `Artefact.fingerprint`; keyed, as the run may be of private queries."""
-        if self.path == JUDGED or records.read_stage(self.path) is not None:
-            return self.path if self.path == JUDGED else super().fingerprint(private)
-        return records.keyed_fingerprint(super().fingerprint(private), private)
+        """See `Artefact.fingerprint`; keyed, as a file may be of private queries."""
+        found = super().fingerprint(private)
+        if records.read_stage(self.path) is None:
+            return records.keyed_fingerprint(found, private)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
 class HardNegativesSettings(settings.Settings):
     """Settings of hard negatives."""
 
-    run: str = path(Ranking, "", help="judged: documents that the qrels give 0")
+    run: str = path(Ranking, "")
     count: int = setting(1, ge=1, le=10_000, when="run", help="negatives of a row")
     skip: int = setting(
         0, ge=0, le=10_000, when="run", help="best ones, which may be unjudged answers"
@@ -124,16 +115,9 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
         )
     if given[CORPUS] is None and not pairs.raw:
         raise InputError(
-            f"hard_negatives.corpus is not set, and {pairs.path} holds pairs but no "
-            'corpus. Set it to a BEIR directory, or to "pydocs".'
+            f"hard_negatives.corpus is '', and {pairs.path} holds pairs but no corpus. "
+            'Set it to a BEIR directory, or to "pydocs".'
         )
-    if own.run == JUDGED:
-        if not pairs.raw:
-            raise InputError(
-                f"hard_negatives.run is {JUDGED!r}, but {pairs.path} is a set of pairs "
-                "without judgements. Mine for them, or give a TREC run."
-            )
-        return
     if run.promised or _mined(run.path):
         if run.facts.get("split") != s.split:
             raise _not_of(run, pairs, s.split)
@@ -148,16 +132,12 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
 def origin(c: Context) -> str:
     """Returns the origin of the negatives for the certificate; "none" without any.
 
-    Negatives that were mined for other pairs would carry what those cost.
-
     Raises:
-      InputError: they were not mined for these pairs, by the key of this workdir.
+      InputError: they were mined for other pairs, and would carry what those cost.
     """
     own, run = c.settings.hard_negatives, c.given[RUN]
     if run is None:
         return "none"
-    if own.run == JUDGED:
-        return f"{own.count} of the query's own judgements of 0"
     count, mined = f"the {own.count} best after {own.skip}", _mined(run.path)
     if mined is None:
         return f"{count}, from a run declared to be made from {BY_QUERY}"
@@ -170,10 +150,7 @@ def origin(c: Context) -> str:
 
 def _mined(run: str) -> dict[str, Any] | None:
     """Returns the record of a run that `mine` wrote."""
-    folder = run if os.path.isdir(run) else os.path.dirname(run)
-    if _file_of(folder) != _file_of(run):  # another file beside it
-        return None
-    record = records.read_stage(folder)
+    record = records.read_stage(run)
     return record if record is not None and record["stage"] == "mine" else None
 
 
@@ -207,50 +184,27 @@ class NegativeTable:
         self._store = sqlite3.connect("", check_same_thread=False)
         self._store.executescript(_SCHEMA)
         find = self._store.execute
-        for pair in pairs.load(s.split, s.unit).read():
-            key, content = (pair.query_id, pair.document_id), _digest(pair.document)
-            find("insert or ignore into answers values (?, ?)", key)
-            find("insert or ignore into contents values (?, ?)", (key[0], content))
-        for row in pairs.beir().judgements(s.split) if pairs.raw else ():
-            if row.score > 0:
-                find(_ALSO, (row.query_id, row.document_id))
-        self._add_ranking(pairs, s.split)
-        find(_WANTED)
+        for pair in pairs.load(s.split, "pair").read():
+            row = (pair.query_id, pair.document_id, _digest(pair.document))
+            find("insert or ignore into answers values (?, ?, ?)", row)
+        for _, query, document, score in measures.stream_trec_run(_file_of(own.run)):
+            # trec_eval ranks by float32.
+            find(_RANKED, (query, document, float(np.float32(score))))
         corpus = (c.given[CORPUS] or pairs).beir()
         for document in corpus.documents():
             find(_TEXT, (document.id, document.content))
-        self._require_texts(corpus.path)
-        queries = find("select distinct query from answers").fetchall()
+        (missing,) = find(_MISSING).fetchone()
+        if missing is not None:
+            raise DataError(
+                own.run,
+                f"document {missing!r} is not in {corpus.path}",
+                "Set hard_negatives.corpus to the documents that the run was made on.",
+            )
+        queries = find("select distinct query from ranked").fetchall()
         if not any(self.texts(query) for (query,) in queries):
             raise InputError(
                 f"hard_negatives.run {own.run} has no document for any query of "
                 f"{pairs.path}. Mine for these pairs, or lower skip (now {own.skip})."
-            )
-
-    def _add_ranking(self, pairs: Any, split: str) -> None:
-        insert = "insert or ignore into ranked values (?, ?, ?)"
-        if self._own.run == JUDGED:
-            judged = pairs.beir().judgements(split)
-            rows = ((r.query_id, r.document_id, 0.0) for r in judged if r.score <= 0)
-            self._store.executemany(insert, rows)
-            return
-        file = _file_of(self._own.run)
-        for line, query, document, score in measures.stream_trec_run(file):
-            # trec_eval ranks by float32.
-            row = (query, document, float(np.float32(score)))
-            if not self._store.execute(insert, row).rowcount:
-                raise measures.repeated_hit(file, line, query, document)
-
-    def _require_texts(self, corpus: os.PathLike) -> None:
-        (missing,) = self._store.execute(
-            "select min(document) from ranked where query in (select query from "
-            "answers) and document not in (select document from texts)"
-        ).fetchone()
-        if missing is not None:
-            raise DataError(
-                self._own.run,
-                f"document {missing!r} is not in {corpus}",
-                "Set hard_negatives.corpus to the documents that the run was made on.",
             )
 
     def texts(self, query: str) -> list[str]:
@@ -263,13 +217,9 @@ class NegativeTable:
 
     def _others(self, query: str) -> list[tuple[str, str]]:
         find, own = self._store.execute, self._own
-        answers = "select text from answers join texts using (document) where query = ?"
-        known = {_digest(text) for (text,) in find(answers, (query,))}
-        contents = find("select content from contents where query = ?", (query,))
-        known.update(content for (content,) in contents)
-        ties = "asc" if own.run == JUDGED else "desc"
-        ranked = find(_OTHERS.format(ties=ties), (query,))
-        found = [row for row in ranked if _digest(row[1]) not in known]
+        known = set(find("select content from answers where query = ?", (query,)))
+        ranked = find(_OTHERS, (query,))
+        found = [row for row in ranked if (_digest(row[1]),) not in known]
         return found[own.skip : own.skip + own.count]
 
 
@@ -278,7 +228,7 @@ def _digest(text: str) -> bytes:
 
 
 def encoder(
-    c: Context, tokenizer: Tokenizer, document_length: int
+    c: Context, tokenizer: Tokenizer
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
     """Returns what tokenises pairs' hard negatives, as `retriever.encode_negatives`.
 
@@ -286,12 +236,12 @@ def encoder(
     """
     if c.given[RUN] is None:
         return lambda pairs: {}
-    table, count = NegativeTable(c), c.settings.hard_negatives.count
+    s, table = c.settings, functools.cache(lambda: NegativeTable(c))
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-        texts = {pair.query_id: table.texts(pair.query_id) for pair in pairs}
+        texts = {pair.query_id: table().texts(pair.query_id) for pair in pairs}
         return retriever.encode_negatives(
-            pairs, texts, tokenizer, document_length, count
+            pairs, texts, tokenizer, s.document_length, s.hard_negatives.count
         )
 
     return encode

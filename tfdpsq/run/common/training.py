@@ -7,22 +7,22 @@ the run's directory opened; then `privacy.train` pays for each step before it is
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfdpsq import privacy
-from tfdpsq.data import Pair, RowStore, write_rows
-from tfdpsq.data.tokenization import CHUNK
+from tfdpsq.data import Pair, RowStore, Tokenizer, write_rows
+from tfdpsq.data.tokenization import CHUNK, VOCABULARY_FILE
+from tfdpsq.generator import checkpoints, pretraining
 from tfdpsq.privacy import checkpoint, fast, optimizers, spec, workers
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.privacy.proof import budget
@@ -30,11 +30,11 @@ from tfdpsq.privacy.proof.certificate import verified_runs
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.frame import records, runs, settings
-from tfdpsq.run.frame.artefacts import Artefact, Rows
+from tfdpsq.run.frame.artefacts import MODEL, Artefact, File, Generator, Pairs, Rows
 from tfdpsq.run.frame.places import Privacy, open_private
 from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context, Given, Stage
-from tfdpsq.run.frame.settings import nested, setting
+from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError
 
 LOSS_READ = {
@@ -43,7 +43,8 @@ LOSS_READ = {
     "where": "the terminal, and logs/ under private/",
 }
 COMPOSED = "composed"
-_T5X = "t5x_adafactor"
+STRATEGIES = ("default", "mirrored", "tpu", "multiworker")
+DTYPES = ("float32", "mixed_bfloat16")
 # Inputs that are private queries in one form or another.
 _PROTECTED = ("pairs", "hard_negatives.run", "queries")
 
@@ -55,6 +56,8 @@ _PROTECTED = ("pairs", "hard_negatives.run", "queries")
 class UnitSettings(settings.Settings):
     """Settings of any private release; see `PrivacySpec`."""
 
+    pairs: str = path(Pairs, "pydocs")
+    split: str = setting("train")
     delta: float = setting(0.0, ge=0, lt=1, help="0 is 1/(2n)")
     accountant: str = setting("pld", choices=spec.ACCOUNTANTS)
     unit: str = setting(
@@ -90,49 +93,8 @@ class PrivacySettings(UnitSettings):
     save_every: int = setting(
         50, ge=1, le=10**9, speed=True, help="most steps that a kill can lose"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class StepsSettings(settings.Settings):
-    """The length of training, in steps or in epochs of units."""
-
-    steps: int = setting(1000, ge=0, le=10**9)
-    epochs: float = setting(0.0, ge=0, le=1e6, help="instead of steps, which are 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class T5XAdafactorSettings(settings.Settings):
-    """Settings of `privacy.adafactor`, by T5X's names."""
-
-    multiply_by_parameter_scale: bool = setting(True)
-    decay_rate: float = setting(0.8, gt=0, le=10)
-    clipping_threshold: float = setting(1.0, ge=0, le=1e6, help="0 clips nothing")
-    min_dim_size_to_factor: int = setting(128, ge=1)
-    epsilon1: float = setting(1e-30, ge=1e-37, le=1)
-    epsilon2: float = setting(1e-3, ge=0, le=1e3, when="multiply_by_parameter_scale")
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerSettings(settings.Settings):
-    """The optimizer and its rate; "cosine" rises for a tenth of the steps."""
-
-    optimizer: str = setting("adam", choices=spec.OPTIMIZERS)
-    learning_rate: float = setting(1e-3, gt=0, le=1e3)
-    schedule: str = setting("constant", choices=("constant", "cosine"))
-    t5x_adafactor: Any = nested(T5XAdafactorSettings, when={"optimizer": (_T5X,)})
-
-
-@dataclasses.dataclass(frozen=True)
-class StartSettings(settings.Settings):
-    """How a run on new pairs relates to the runs that `init` came from."""
-
-    continues: str = setting(
-        "",
-        choices=("", COMPOSED, *budget.DISJOINT),
-        help="composed: all runs count together; time, user: declares that no query, "
-        "or no user, of these pairs was among theirs, so that the largest epsilon "
-        "holds; '' refuses weights that were trained on private queries",
-    )
+    jit_compile: bool = setting(False)
+    seed: int = setting(0, ge=0, le=settings.SEED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,16 +111,53 @@ class T5Settings(settings.Settings):
     dropout: float = setting(0.1, ge=0, lt=1)
 
 
-DTYPES = ("float32", "mixed_bfloat16")
+@dataclasses.dataclass(frozen=True)
+class ModelSettings(PrivacySettings):
+    """Settings of training a T5, or a retriever with its encoder."""
+
+    init: str = path(
+        Generator, "", help='for a retriever, or another; "" starts at random, by t5'
+    )
+    vocabulary: str = path(File, "", when={"init": ("",)})
+    t5: Any = nested(T5Settings, when={"init": ("",)})
+    continues: str = setting(
+        "",
+        choices=("", COMPOSED, *budget.DISJOINT),
+        help="composed: all runs that init came from count, too; time, user: declares "
+        "that no query, or no user, of these pairs was among theirs, so that the "
+        "largest epsilon holds; '' refuses weights that were trained on private ones",
+    )
+    trained: tuple[str, ...] = setting(
+        ("*",),
+        of=Rule(),
+        help='patterns of paths, as "*layer_norm*"; of a retriever with shared = False '
+        '"query_tower/*" keeps the embeddings of documents, and an index of them',
+    )
+    dtype: str = setting("float32", choices=DTYPES)
+    document_length: int = setting(384, ge=2, le=10**6, help="tokens, end included")
+    query_length: int = setting(128, ge=2, le=10**6)
+    steps: int = setting(1000, ge=0, le=10**9)
+    epochs: float = setting(0.0, ge=0, le=1e6, help="instead of steps, which are 0")
+    optimizer: str = setting("adam", choices=spec.OPTIMIZERS)
+    learning_rate: float = setting(1e-3, gt=0, le=1e3)
+    schedule: str = setting(
+        "constant",
+        choices=("constant", "cosine"),
+        help="cosine rises for a tenth of the steps",
+    )
 
 
 # -- What the runner asks of a stage that trains ---------------------------------------
 
 
+# Settings with the steps of a run, its units, and its plan.
+Planned = tuple[Any, "Units", privacy.PrivacyPlan]
+
+
 class Training(Stage):
     """A stage that trains on `pairs`, under a guarantee where `epsilon` is finite."""
 
-    strategies = ("default", "mirrored", "tpu", "multiworker")
+    strategies: ClassVar[tuple[str, ...]] = STRATEGIES
     spends = True
 
     def covered(self, s: Any, given: Given) -> tuple[str, ...]:
@@ -173,36 +172,33 @@ class Training(Stage):
             return []
         return [(LOSS_READ["what"], LOSS_READ["where"])]
 
-    def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
-        """Refuses weights of a training that diverged, once they are saved.
+    def plan(self, c: Context) -> Planned:
+        """Returns the settings of a run, with its steps, its units and its plan."""
+        raise NotImplementedError
 
-        They stay, with the certificate of what was paid.
-        """
+    def planned_runs(self, c: Context) -> list[budget.Run]:
+        """See `Stage.planned_runs`."""
+        covered = self.covered(c.settings, c.given)
+        return runs_with(c, self.plan(c)[2]) if covered else []
+
+    def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
+        """Reports a training that diverged, once weights and certificate are kept."""
         if "diverged" in record["result"]:
             own = "in a run of its own: its budget adds up with this one's."
             if math.isinf(s.epsilon):
-                own = "and move this one away: it has no epsilon, and cost no budget."
-            rate = self.rate_setting(s)
+                own = "and move this one away: it cost no budget."
             raise InputError(
                 f"{record['result']['diverged']} They are kept, with the certificate "
-                f"of what was paid. Lower {rate} (now {getattr(s, rate)}) {own}"
+                f"of what was paid. Lower the learning rate {own}"
             )
-
-    def rate_setting(self, s: Any) -> str:
-        """Returns the name of the setting that has the learning rate."""
-        return "learning_rate"
 
 
 def require_steps(s: Any) -> None:
     """Refuses steps and epochs together, and neither of them."""
-    if s.epochs and s.steps:
+    if bool(s.epochs) == bool(s.steps):
         raise InputError(
             f"epochs is {s.epochs} and steps {s.steps}: one of them decides how long "
-            "to train. Set steps to 0 to train for epochs, or epochs to 0."
-        )
-    if not s.epochs and not s.steps:
-        raise InputError(
-            "steps and epochs are 0: nothing would be trained. Set one of them."
+            "to train. Set the other one to 0."
         )
 
 
@@ -213,33 +209,27 @@ def require_continuable(s: Any, given: Given) -> None:
       InputError: private weights without `continues`; or that, or a histogram, without
         private weights to continue or without a finite ε.
     """
-    init, histogram = given.get("init"), given.get("histogram")
-    private = math.isfinite(s.epsilon) and given["pairs"].raw
-    if histogram is not None and (s.continues or not private):
+    init, histogram, raw = given["init"], given.get("histogram"), given["pairs"].raw
+    follows = init is not None and init.privacy > Privacy.PUBLIC
+    finite = math.isfinite(s.epsilon)
+    if finite and not raw:
+        raise InputError(
+            f"{given['pairs'].path} is a synthetic or public set, yet epsilon is "
+            f"{s.epsilon}. One private query can have had a part in all of its rows, "
+            'so noise now would certify nothing: set epsilon to "inf".'
+        )
+    if histogram is not None and (s.continues or not finite):
         raise InputError(
             f"histogram is {histogram.path}, whose cost counts within a finite epsilon "
             f"of a run from public weights, but epsilon is {s.epsilon} and continues "
             f"{s.continues!r}. Leave histogram out."
         )
-    if math.isfinite(s.epsilon) and not given["pairs"].raw:
+    if s.continues and not (follows and finite):
         raise InputError(
-            f"{given['pairs'].path} is a synthetic or public set, yet epsilon is "
-            f"{s.epsilon}. One private query can have had a part in all of its rows, "
-            'so noise now would certify nothing: set epsilon to "inf". The result has '
-            "the guarantee of the set."
+            f"continues is {s.continues!r}, but no private run is continued: init is "
+            f"{init and init.path!r}, and epsilon {s.epsilon}. Leave continues out."
         )
-    follows = init is not None and init.privacy > Privacy.PUBLIC
-    if s.continues and not follows:
-        raise InputError(
-            f"continues is {s.continues!r}, but init ({init and init.path!r}) has no "
-            "certificate: no private run is continued. Leave continues out."
-        )
-    if s.continues and math.isinf(s.epsilon):
-        raise InputError(
-            f"continues is {s.continues!r} and epsilon {s.epsilon}: nothing would be "
-            "guaranteed. Leave continues out, or give a finite epsilon."
-        )
-    if private and follows and not s.continues:
+    if finite and follows and not s.continues:
         raise InputError(
             f"init is {init.path}, which was itself trained on private queries: "
             f"epsilon {s.epsilon} would not be all that was spent. Start from public "
@@ -247,6 +237,28 @@ def require_continuable(s: Any, given: Given) -> None:
             "'user' declares that these pairs share no query, or no user, with the "
             "earlier ones."
         )
+
+
+def start_of(c: Context) -> str:
+    """Returns the directory of the weights that `init` names, or ""."""
+    found = "" if c.given["init"] is None else c.given["init"].path
+    return f"{found}/{MODEL}" if os.path.isdir(f"{found}/{MODEL}") else found
+
+
+def tokenizer_of(c: Context) -> Tokenizer:
+    """Returns the vocabulary beside the weights of `init`, or the one given.
+
+    Raises:
+      InputError: there is none.
+    """
+    given, start = c.given.get("vocabulary"), start_of(c)
+    file = given.path if given else start and checkpoints.vocabulary_in(start)
+    if not file:
+        raise InputError(
+            f"init is {c.settings.init!r}, without {VOCABULARY_FILE}. Set vocabulary "
+            "to one that prepare wrote, or put the vocabulary of init beside it."
+        )
+    return Tokenizer(file)
 
 
 # -- Units and plan --------------------------------------------------------------------
@@ -261,63 +273,49 @@ class Units:
       count: number of units in the data; private unless declared otherwise.
       groups: maps pairs to their users, for unit "user".
       private: whether these are private pairs.
+      n: the number that may be published.
+      n_is_public: whether that is `count`.
     """
 
     rows: Rows
     count: int
     groups: privacy.Groups | None
     private: bool
+    n: int
+    n_is_public: bool
 
 
-def units_of(pairs: Artefact, s: Any) -> Units:
+def units_of(c: Context) -> Units:
     """Returns the units of the pairs to train on.
 
     Raises:
+      InputError: nothing was declared of their number, two things were, or it exceeds
+        the bound.
       DataError: a query without the user field, for unit "user".
     """
-    rows = pairs.load(s.split, s.unit)  # type: ignore[attr-defined]
-    if s.unit != "user" or rows.table is None:
-        return Units(rows, rows.count, None, rows.table is not None)
-    owners = pairs.beir().owners(rows.table, s.user_field)  # type: ignore[attr-defined]
-    groups = privacy.Groups.of(owners)
-    return Units(rows, len(groups), groups, True)
-
-
-def declared_n(
-    count: int, n_is_public: bool, n_bound: int, unit: str
-) -> tuple[int, bool]:
-    """Returns the n that may be published, and whether it is the exact number.
-
-    Raises:
-      InputError: nothing was declared, both were, or `count` exceeds the bound.
-    """
-    if n_is_public:
-        if n_bound:
-            raise InputError(
-                f"n_is_public is True and n_bound is {n_bound}: declare either "
-                "that the exact number of units is public, or a bound on it."
-            )
-        return count, True
-    if not n_bound:
+    s, pairs = c.settings, c.given["pairs"]
+    rows = pairs.load(s.split, s.unit)
+    count, groups = rows.count, None
+    if rows.table is None:
+        return Units(rows, count, None, False, count, True)
+    if s.unit == "user":
+        groups = privacy.Groups.of(pairs.beir().owners(rows.table, s.user_field))
+        count = len(groups)
+    c.counts["units"] = count
+    if s.n_is_public == bool(s.n_bound):
         raise InputError(
-            f"the number of units is treated as public only when declared, and delta "
-            f"and the sampling probability depend on it. Set n_is_public = True if "
-            f"the number of {unit} units may be published, or n_bound to a "
-            "public upper bound on it."
+            f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}; delta and the "
+            "sampling probability depend on the number of units. Set n_is_public to "
+            f"True if the number of {s.unit} units may be published, or n_bound to a "
+            "public bound on it, and leave the other one."
         )
-    if count > n_bound:
+    if not s.n_is_public and count > s.n_bound:
         raise InputError(
-            f"n_bound is {n_bound}, but the data hold more units than that. "
+            f"n_bound is {s.n_bound}, but the data hold more units than that. "
             "Declare a larger bound."
         )
-    return n_bound, False
-
-
-def public_n(s: Any, units: Units) -> tuple[int, bool]:
-    """Returns the n that may be published, as `declared_n`; of a set its count."""
-    if not units.private:
-        return units.count, True
-    return declared_n(units.count, s.n_is_public, s.n_bound, s.unit)
+    n = count if s.n_is_public else s.n_bound
+    return Units(rows, count, groups, True, n, s.n_is_public)
 
 
 def with_steps(s: Any, n: int) -> Any:
@@ -342,17 +340,19 @@ def spec_of(s: Any, units: Units, **changes: Any) -> privacy.PrivacySpec:
       **changes: fields of the spec that the stage sets itself.
 
     Raises:
-      InputError: n was not declared, or what `PrivacySpec` raises.
+      InputError: what `PrivacySpec` raises.
     """
     if s.secure:
         secure.require()
-    n, public = public_n(s, units)
     names = "epsilon clip_norm accountant sampler unit rows_per_unit secure".split()
-    fields = {name: getattr(s, name) for name in names if name not in changes}
-    fields["delta"] = (s.delta or None) if math.isfinite(s.epsilon) else None
-    for name in {"batch_size", "steps"} - changes.keys():
-        fields[name] = getattr(s, name)
-    return privacy.PrivacySpec(num_units=n, n_is_public=public, **fields, **changes)
+    names = [name for name in (*names, "batch_size", "steps") if name not in changes]
+    return privacy.PrivacySpec(
+        num_units=units.n,
+        n_is_public=units.n_is_public,
+        delta=(s.delta or None) if math.isfinite(s.epsilon) else None,
+        **{name: getattr(s, name) for name in names},
+        **changes,
+    )
 
 
 def make_plan(c: Context, own: privacy.PrivacySpec) -> privacy.PrivacyPlan:
@@ -378,40 +378,39 @@ def _earlier(c: Context) -> tuple[Artefact | None, str | None]:
     return c.given["init"], None if continues == COMPOSED else continues
 
 
-def _runs_of(artefact: Artefact) -> list[budget.Run]:
+def _runs_of(artefact: Artefact) -> Sequence[budget.Run]:
+    if artefact.promised:
+        return artefact.runs
     if artefact.certificate is None:
-        raise InputError(
-            f"{artefact.path} has no certificate of a finite epsilon. Leave it out."
-        )
+        raise InputError(f"{artefact.path} has no certificate. Leave it out.")
     return verified_runs(artefact.certificate, f"the certificate of {artefact.path}")
 
 
-@contextlib.contextmanager
-def paying(c: Context, plan: privacy.PrivacyPlan) -> Iterator[None]:
+def runs_with(c: Context, plan: privacy.PrivacyPlan) -> list[budget.Run]:
+    """Returns a run to its last step, and those that it follows.
+
+    Raises:
+      InputError: the earlier certificate does not hold, or both cannot be composed.
+    """
+    before, disjoint = _earlier(c)
+    earlier = [] if before is None else _runs_of(before)
+    own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
+    return [dataclasses.replace(own, key=f"planned {c.place.name}"), *earlier]
+
+
+def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
     """Checks what a run adds to earlier ones, and opens its directory, `c.place.run`.
 
     Raises:
       InputError: they cannot be composed, the total would exceed `--budget`, or the
         directory holds the paid steps of another run.
     """
-    before, disjoint = _earlier(c)
-    earlier = [] if before is None else _runs_of(before)
-    own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
-    planned = [dataclasses.replace(own, key=f"planned {c.place.name}"), *earlier]
-    if earlier:
-        total = budget.compose(budget.sharing(planned))  # before anything is spent
-        rdp = plan.spec.accountant == "rdp"
-        logging.info(
-            "%s: with what was released before, epsilon is %.4g at delta %.3g",
-            c.place.name,
-            total.epsilon_rdp if rdp else total.epsilon_pld,
-            total.delta,
-        )
-    with contextlib.ExitStack() as stack:
-        if c.budget is not None and not c.given["pairs"].facts.get("canaries"):
-            stack.enter_context(c.budget.spending(c.place, planned))
-        runs.open_run(c)
-        yield
+    found = runs_with(c, plan)
+    if len(found) > 1:
+        budget.compose(budget.sharing(found))
+    if c.budget is not None and not c.given["pairs"].facts.get("canaries"):
+        c.budget.require_within(c.place, found)
+    runs.open_run(c)
 
 
 def stored_rows(
@@ -433,23 +432,6 @@ def stored_rows(
     return write_rows(path, map(encode, chunks))
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a training run ended.
-
-    Attributes:
-      paid: steps paid for, which the certificate counts.
-      diverged: what to say of weights that were not finite; "" if they were.
-    """
-
-    paid: int
-    diverged: str = ""
-
-    def recorded(self) -> dict[str, Any]:
-        """Returns the divergence, if any, for `stage.json` and the certificate."""
-        return {"diverged": self.diverged} if self.diverged else {}
-
-
 def train(
     c: Context,
     s: Any,
@@ -459,27 +441,17 @@ def train(
     optimizer: Any,
     take: Callable,
     units: Units,
-    *,
     microbatch_size: int,
-    tokens: int = 0,
     **options: Any,
-) -> Outcome:
-    """Calls `privacy.train` in the run that `paying` opened; shows its progress.
+) -> dict[str, Any]:
+    """Calls `privacy.train` in the run that `open_run` opened; shows its progress.
 
-    Model and optimizer were made in `c.scope()`.
+    `s` are the stage's settings, with steps. Model and optimizer were made in
+    `c.scope()`; `options` and the rest are arguments of `privacy.train`.
 
-    Args:
-      c: of the stage.
-      s: its settings, with steps.
-      model: what is trained.
-      plan: of the run.
-      losses: per-example losses of a batch.
-      optimizer: a new one.
-      take: reads rows by number.
-      units: of the pairs.
-      microbatch_size: rows differentiated at a time.
-      tokens: of one example, padding included.
-      **options: further arguments of `privacy.train`.
+    Returns:
+      "steps_executed", those paid for; and "diverged", what to say of weights that are
+      not of the last step.
 
     Raises:
       Preempted: the process, or another worker, received a signal to end.
@@ -491,7 +463,6 @@ def train(
         plan.spec.steps,
         measured=not s.strict,
         batch_size=plan.spec.batch_size,
-        tokens=tokens,
         save_every=s.save_every,
         epsilon=plan.epsilon_so_far if units.private else None,
     )
@@ -517,45 +488,46 @@ def train(
                 data_fingerprint=c.inputs["pairs"],
                 save_every=s.save_every,
                 on_step=on_step,
+                jit_compile=s.jit_compile,
                 **options,
             )
         except privacy.Diverged as error:
-            return Outcome(
-                error.paid,
+            said = (
                 f"training diverged at step {error.diverged_at}: these are the weights "
                 f"of step {error.weights_of}. All {error.paid} steps of the plan are "
-                "paid for and counted, taken or not.",
+                "paid for and counted, taken or not."
             )
-    return Outcome(paid)
+            return {"steps_executed": error.paid, "diverged": said}
+    return {"steps_executed": paid}
 
 
 def certificate_of(
-    c: Context, plan: privacy.PrivacyPlan, paid: int, **stated: Any
+    c: Context,
+    plan: privacy.PrivacyPlan,
+    result: Mapping[str, Any],
+    training: Mapping[str, Any],
+    **stated: Any,
 ) -> dict[str, Any]:
     """Returns the certificate of a run on private pairs, and of what it follows.
 
     It lists all private reads of the workdir so far: earlier ones may have influenced
-    this run's settings.
-
-    Args:
-      c: of the stage.
-      plan: of the run.
-      paid: logical steps that were paid.
-      **stated: other attributes of `Certificate`; "fingerprints" are added to those of
-        the inputs and the code; "run_id" is `None` for what has no ledger.
+    this run's settings. `result` is that of `train`, `training` the facts of it, and
+    `stated` has other attributes of `Certificate`; "run_id" is `None` for what has no
+    ledger.
     """
     assert c.devices is not None
     before, disjoint = _earlier(c)
-    added = stated.pop("fingerprints", {})
+    diverged = {name: result[name] for name in ("diverged",) if name in result}
     if "run_id" not in stated:
         # Only the chief of several workers has the ledger, and keeps the output.
         stated["run_id"] = runs.run_id(c.place) if c.devices.chief else None
     return privacy.make_certificate(
         plan,
-        paid,
+        result["steps_executed"],
+        training={**training, **diverged},
         earlier=None if before is None else before.certificate,
         disjoint=disjoint,
-        fingerprints={**c.inputs, **added, "code": privacy.code_fingerprint()},
+        fingerprints={**c.inputs, "code": privacy.code_fingerprint()},
         private_reads=records.private_reads(c.place.private).entries,
         **stated,
     )
@@ -564,52 +536,82 @@ def certificate_of(
 # -- Training by `fit`, without a guarantee --------------------------------------------
 
 
-def open_backup(c: Context, per_epoch: int) -> tuple[pathlib.Path, int]:
-    """Opens the directory of a run's backups; the runner removes it at the end.
+@dataclasses.dataclass(frozen=True)
+class Backup:
+    """The folder of a run's backups, its steps, those of an epoch, and epochs done."""
 
-    A backup of other settings or inputs is not taken up.
+    folder: pathlib.Path
+    steps: int
+    per_epoch: int
+    epochs: int
 
-    Args:
-      c: of the stage.
-      per_epoch: steps of an epoch, after which `BackupAndRestore` saves.
+    @property
+    def done(self) -> int:
+        """Steps that are done."""
+        return self.epochs * self.per_epoch
 
-    Returns:
-      The directory, and the epochs that the chief's backup there has finished. Keras
-      restores the number, and starts the data at their beginning.
+
+def open_backup(c: Context, s: Any) -> Backup:
+    """Opens the backups of a run with these settings and inputs.
+
+    The runner removes them at the end.
     """
+    per_epoch = min(s.save_every, s.steps)
     own = records.digest([c.depends, per_epoch])[:16]
-    backup = open_private(c.place.run / "backup" / own)
-    latest = tf.train.latest_checkpoint(os.fspath(backup / "chief"))
-    epochs = 0
-    if latest is not None:
-        name = "ckpt_saved_epoch/.ATTRIBUTES/VARIABLE_VALUE"
-        epochs = int(tf.train.load_variable(latest, name)) + 1
-    with c.scope():
-        return backup, workers.chiefs_number(epochs)
+    folder = open_private(c.place.run / "backup" / own)
+    with c.scope():  # of several workers all have the chief's number
+        epochs = workers.chiefs_number(pretraining.epochs_in(folder))
+    if epochs:
+        logging.info("going on after step %d", epochs * per_epoch)
+    return Backup(folder, s.steps, per_epoch, epochs)
 
 
-class Steps(tf.keras.callbacks.Callback):
+def fit(
+    c: Context,
+    model: tf.keras.Model,
+    dataset: Any,
+    backup: Backup,
+    progress: Progress,
+    callbacks: Sequence[tf.keras.callbacks.Callback],
+    **options: Any,
+) -> None:
+    """Calls `model.fit` in `c.scope()`, from the last backup if there is one.
+
+    `dataset` begins with step `backup.done`. Callbacks are called before a backup.
+
+    Raises:
+      Preempted: the process, or another worker, received a signal to end.
+    """
+    assert c.devices is not None
+    saved = tf.keras.callbacks.BackupAndRestore(
+        os.fspath(backup.folder), delete_checkpoint=False
+    )
+    slots = optimizers.build(model.optimizer, model.trainable_variables)
+    state = [*model.variables, *slots]
+    with progress, c.devices.notice.training() as asked:
+        model.fit(
+            dataset,
+            epochs=math.ceil(backup.steps / backup.per_epoch),
+            steps_per_epoch=backup.per_epoch,
+            initial_epoch=backup.epochs,
+            verbose=0,
+            callbacks=[*callbacks, saved, _Steps(progress, backup, asked, state)],
+            **options,
+        )
+
+
+class _Steps(tf.keras.callbacks.Callback):
     """Shows every step of `fit`; ends it after the last one, or on a signal."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        steps: int,
-        done: int,
-        asked: Callable[[], bool],
-        state: Sequence[tf.Variable],
-    ):
-        """Takes the numbers of all steps and of those done, and what a backup holds."""
+    def __init__(self, progress: Progress, backup: Backup, asked: Any, state: Any):
         super().__init__()
         self._progress, self._asked, self._state = progress, asked, state
-        self._steps, self._done = steps, done
+        self._steps, self._done = backup.steps, backup.done
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Gives the chief's backup to the other workers; it alone has restored one."""
-        workers.copy_from_chief(self._state)
+        workers.copy_from_chief(self._state)  # which alone has restored a backup
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Raises `Preempted` if any worker was asked to end."""
         self._done += 1
         self._progress(self._done, logs["loss"])
         if self._done >= self._steps:
@@ -621,20 +623,17 @@ class Steps(tf.keras.callbacks.Callback):
 # -- Optimizer -------------------------------------------------------------------------
 
 
-def learning_rate(peak: float, schedule: str, steps: int) -> Any:
+def learning_rate(
+    peak: float, schedule: str, steps: int, warmup: int | None = None
+) -> Any:
     """Returns the rate, or its schedule over all steps.
 
-    Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
+    Schedule "cosine" rises for `warmup` steps, by default a tenth of them, and falls to
+    a twentieth.
     """
     if schedule == "constant":
         return peak
-    return cosine_decay(peak, steps // 10, steps)
-
-
-def cosine_decay(
-    peak: float, warmup: int, steps: int
-) -> tf.keras.optimizers.schedules.LearningRateSchedule:
-    """Returns a rate that rises for `warmup` steps, and falls to a twentieth."""
+    warmup = steps // 10 if warmup is None else warmup
     return tf.keras.optimizers.schedules.CosineDecay(
         # The first step counts, too.
         peak / max(1, warmup),
@@ -647,12 +646,8 @@ def cosine_decay(
 
 def make_optimizer(s: Any) -> Any:
     """Returns the Keras optimizer of a stage's settings."""
-    options: dict[str, Any] = {}
-    if s.optimizer == _T5X:
-        options = dict(vars(s.t5x_adafactor))
-        options["clipping_threshold"] = options["clipping_threshold"] or None
     rate = learning_rate(s.learning_rate, s.schedule, s.steps)
-    return optimizers.OPTIMIZERS[s.optimizer](rate, **options)
+    return optimizers.OPTIMIZERS[s.optimizer](rate)
 
 
 def training_facts(s: Any, model: tf.keras.Model) -> dict[str, Any]:

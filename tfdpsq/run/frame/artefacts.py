@@ -58,6 +58,7 @@ class Artefact:
       origin: tells its guarantee from others: a digest, or the promising step; "" for
         none.
       promised: whether it has yet to be made.
+      runs: the private runs that a promise plans to pay for.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Artefact:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origin: str = ""
     promised: bool = False
+    runs: tuple = ()
 
     wanted: ClassVar[str] = "the output of a stage"
 

@@ -193,6 +193,14 @@ class Stage:
         """Returns fingerprints of what it depends on besides settings and inputs."""
         return {}
 
+    def planned_runs(self, c: Context) -> list[Any]:
+        """Returns the private runs (`budget.Run`) to pay for, and those they follow.
+
+        For `--budget`, before anything is paid. Other inputs than the pairs can be
+        promises, with runs of their own (`Artefact.runs`).
+        """
+        return []
+
     def run(self, c: Context) -> dict[str, Any]:
         """Fills `c.out`; returns what `stage.json` records."""
         raise NotImplementedError

@@ -28,23 +28,21 @@ from tfdpsq import privacy
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import artefacts, corpus, records, settings
-from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.runner import Context, Given
-from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.run.frame.settings import setting
 from tfdpsq.validation import InputError
 
-_SENSITIVITY = {
-    "query": "Each query has one row, whose gradient is -1 at the cluster of its "
-    "document and 0 elsewhere, and depends on nothing else. It is clipped to norm 1, "
-    "so adding or removing one query moves the sum by at most 1.",
-    "pair": "Each pair has one row, whose gradient is -1 at the cluster of its "
-    "document and 0 elsewhere, and depends on nothing else. It is clipped to norm 1, "
-    "so adding or removing one pair moves the sum by at most 1.",
-    "user": "Each query belongs to one user. The gradients of the queries that are "
-    "drawn of one user, each -1 at the cluster of its document and 0 elsewhere, are "
-    "added up and clipped to norm 1 together, so adding or removing one user moves the "
-    "sum by at most 1.",
-}
+_SENSITIVITY = (
+    "Each {unit} has one row, whose gradient is -1 at the cluster of its document and "
+    "0 elsewhere, and depends on nothing else. It is clipped to norm 1, so adding or "
+    "removing one {unit} moves the sum by at most 1."
+)
+_OF_USERS = (
+    "Each query belongs to one user. The gradients of the queries that are drawn of "
+    "one user, each -1 at the cluster of its document and 0 elsewhere, are added up "
+    "and clipped to norm 1 together, so adding or removing one user moves the sum by "
+    "at most 1."
+)
 
 
 class Histogram(training.Training):
@@ -62,8 +60,6 @@ class Histogram(training.Training):
             le=MOST_EPSILON,
             help="with a generator of epsilon 8, it costs about .02 of these",
         )
-        pairs: str = path(Pairs, "pydocs")
-        split: str = setting("train")
         clusters: int = setting(32, ge=2, le=4096, help="number of counts")
         microbatch_size: int = setting(4096, ge=1, speed=True)
         seed: int = setting(0, ge=0, le=settings.SEED, help="of clusters, not of noise")
@@ -85,16 +81,21 @@ class Histogram(training.Training):
         file = str(c.given["pairs"].beir().corpus_file)
         return {"corpus": corpus.scan(file).fingerprint}
 
+    def plan(self, c: Context) -> training.Planned:
+        """See `Training.plan`: one step, in which every unit takes part."""
+        s, units = c.settings, training.units_of(c)
+        own = {
+            "clip_norm": 1.0,
+            "sampler": "poisson",
+            "batch_size": units.n,
+            "steps": 1,
+        }
+        return s, units, privacy.make_plan(training.spec_of(s, units, **own))
+
     def run(self, c: Context) -> dict[str, Any]:
         """Plans, pays, and counts."""
-        s, beir = c.settings, c.given["pairs"].beir()
-        units = training.units_of(c.given["pairs"], s)
-        c.counts["units"] = units.count
-        n, _ = training.public_n(s, units)
-        spec = training.spec_of(
-            s, units, clip_norm=1.0, batch_size=n, steps=1, sampler="poisson"
-        )
-        plan = privacy.make_plan(spec)
+        s, units, plan = self.plan(c)
+        beir = c.given["pairs"].beir()
         clusters = documents.DocumentClusters.fit(beir.documents, s.clusters, s.seed)
         sizes = np.zeros([clusters.count], np.int64)
         for _, cluster in clusters.stream(beir.documents()):
@@ -104,22 +105,22 @@ class Histogram(training.Training):
             found = clusters.of([pair.document for pair in pairs])
             return {"cluster": found.astype(np.int32)[:, None]}
 
-        with training.paying(c, plan):
-            stored = training.stored_rows(c, units.rows.read(), rows_of)
-            counts = _noisy_counts(c, plan, units, clusters.count, stored.take)
+        training.open_run(c, plan)
+        stored = training.stored_rows(c, units.rows.read(), rows_of)
+        counts = _noisy_counts(c, plan, units, clusters.count, stored.take)
         documents.Histogram(
             clusters, tuple(sizes.tolist()), tuple(counts.tolist()), c.inputs["corpus"]
         ).save(c.out)
+        argument = _OF_USERS if s.unit == "user" else _SENSITIVITY
         certificate = training.certificate_of(
             c,
             plan,
-            1,
+            {"steps_executed": 1},
+            {"cells": clusters.count, "engine": "fast"},
             description=f"A histogram: private queries counted by {clusters.count} "
             "clusters of their documents, with noise. It was computed as one step of "
             "DP-SGD, in which the gradient of a row is minus its vector of counts.",
-            sensitivity_argument=_SENSITIVITY[s.unit],
-            training={"cells": clusters.count, "engine": "fast"},
-            fingerprints={"histogram": documents.fingerprint(c.out)},
+            sensitivity_argument=argument.format(unit=s.unit),
         )
         records.write_certificate(c.out, certificate)
         return {"clusters": clusters.count, "noise_stddev": plan.noise_stddev}

@@ -12,20 +12,19 @@ killed run goes on from its last backup to the same weights, also under another
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdpsq.data import Document, RowStore, Tokenizer, train_vocabulary, write_rows
 from tfdpsq.data.beir import read_documents
-from tfdpsq.data.io import read_json, write_json
+from tfdpsq.data.io import write_json
 from tfdpsq.data.pydocs import public_documents
 from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.texts import documents_fingerprint
@@ -33,7 +32,6 @@ from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import optimizers
 from tfdpsq.run.common import training
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import PYDOCS, Corpus, File, Generator
@@ -50,7 +48,7 @@ class Pretrain(Stage):
     """Trains a T5 on pseudo-queries of public documents."""
 
     name, kind = "pretrain", Generator
-    strategies = ("default", "mirrored", "tpu", "multiworker")
+    strategies = training.STRATEGIES
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -125,9 +123,8 @@ class Pretrain(Stage):
             queries = Sentences(c.given["data"].beir().queries().values())
             for text in c.given["texts"]:
                 refuse_recurring(text.path, queries)
-        # Of several workers all have the chief's number of epochs.
-        own, epochs = training.open_backup(c, min(s.save_every, s.steps))
-        tokenizer = Tokenizer(_vocabulary(c, own))
+        backup = training.open_backup(c, s)
+        tokenizer = _tokenizer(c, backup.folder)
         tf.keras.utils.set_random_seed(s.seed)
         with c.scope():
             if c.given["init"] is not None:
@@ -136,8 +133,12 @@ class Pretrain(Stage):
             else:
                 model = T5QueryGenerator(T5Config(**vars(s.t5)), s.dtype)
         tokenizer.require_embeddings(model.config.vocabulary_size)
-        stores = {name: _rows(c, own, tokenizer, name) for name in _SHARES}
-        record = _fit(c, own, epochs, model, stores)
+        stores = {
+            # Held-out rows are of the one kind that is measured.
+            name: _rows(c, backup.folder / name, tokenizer, name == "held_out", shares)
+            for name, shares in (("pairs", {}), ("held_out", {"whole": 0, "bare": 0}))
+        }
+        record = _fit(c, backup, model, stores["pairs"], stores["held_out"])
         if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
             raise InputError(
                 "training diverged: the weights hold NaN or infinity. Lower "
@@ -161,88 +162,68 @@ def _documents(c: Context) -> Iterator[Document]:
         yield from read_documents(pathlib.Path(text.path), may_be_empty=True)
 
 
-def _vocabulary(c: Context, own: pathlib.Path) -> os.PathLike | str:
+def _tokenizer(c: Context, own: pathlib.Path) -> Tokenizer:
     """Returns the vocabulary: of `init`, the one given, or one of these documents."""
-    if c.given["init"] is not None:
-        found = checkpoints.vocabulary_in(c.given["init"].path)
-        if found is None:
-            raise InputError(
-                f"init is {c.settings.init}, which has no {VOCABULARY_FILE}. Put its "
-                "vocabulary there, or convert it with one."
-            )
-        return found
-    if c.given["vocabulary"] is not None:
-        return c.given["vocabulary"].path
+    if c.given["init"] is not None or c.given["vocabulary"] is not None:
+        return training.tokenizer_of(c)
     file = own / VOCABULARY_FILE
     if not file.is_file():
         texts = (document.content for document in _documents(c))
         train_vocabulary(texts, c.settings.t5.vocabulary_size, file)
-    return file
+    return Tokenizer(file)
 
 
-# Shares of held-out rows are of the one kind that is measured; see `pair_rows`.
-_SHARES: dict[str, dict[str, float]] = {
-    "pairs": {},
-    "held_out": {"whole": 0.0, "bare": 0.0},
-}
-
-
-def _rows(c: Context, own: pathlib.Path, tokenizer: Tokenizer, name: str) -> RowStore:
+def _rows(
+    c: Context, path: pathlib.Path, tokenizer: Tokenizer, held_out: bool, shares: Any
+) -> RowStore:
     """Returns the rows of documents to train on, or of those that are held out."""
-    s, file = c.settings, own / name
-    if not file.is_dir():
+    s = c.settings
+    if not path.is_dir():
         chunks = pretraining.pair_rows(
             (
                 document
                 for document in _documents(c)
-                if pretraining.is_held_out(document.id, s.held_out_one_in)
-                == (name == "held_out")
+                if pretraining.is_held_out(document.id, s.held_out_one_in) == held_out
             ),
             tokenizer,
             (s.document_length, s.query_length),
             s.pseudo_queries_per_passage,
             s.seed,
-            **_SHARES[name],
+            **shares,
         )
         # The contrastive task needs at least two rows.
         first = list(itertools.islice(chunks, 1))
         count = len(next(iter(first[0].values()))) if first else 0
         if count < 2:
             raise InputError(
-                f"{s.data} gives {count} rows of {name}; pretraining needs hundreds of "
-                "documents with sentences. Give more text (or, for held_out, lower "
-                f"held_out_one_in, now {s.held_out_one_in})."
+                f"{s.data} gives {count} rows of {path.name}; pretraining needs "
+                "hundreds of documents with sentences. Give more text (or, for "
+                f"held_out, lower held_out_one_in, now {s.held_out_one_in})."
             )
-        write_rows(file, itertools.chain(first, chunks))
-    return RowStore(file)
+        write_rows(path, itertools.chain(first, chunks))
+    return RowStore(path)
 
 
 def _fit(
     c: Context,
-    own: pathlib.Path,
-    epochs: int,
+    backup: training.Backup,
     model: T5QueryGenerator,
-    stores: dict[str, RowStore],
+    rows: RowStore,
+    held_out: RowStore,
 ) -> dict[str, Any]:
     """Trains from the last backup, if there is one; returns the epochs' losses."""
     assert c.devices is not None
     s, replicas = c.settings, c.devices.replicas
-    every = min(s.save_every, s.steps)
-    rows = stores["held_out"]
     # Spread over the corpus, which may be sorted.
-    count = max(min(len(rows), s.held_out_rows), replicas)
-    held_out = rows.take(np.linspace(0, len(rows) - 1, count).astype(np.int64))
+    count = max(min(len(held_out), s.held_out_rows), replicas)
+    measured = held_out.take(np.linspace(0, len(held_out) - 1, count).astype(np.int64))
     size = min(s.batch_size, count - count % replicas)
-    rate = training.cosine_decay(s.learning_rate, s.warmup, s.steps)
-    tokens = s.document_length + s.query_length
-    bar = Progress(
-        c.place.logs,
-        s.steps,
-        batch_size=s.batch_size,
-        tokens=tokens,
-        save_every=every,
+    curve = backup.folder / "curve.csv"
+    rate = training.learning_rate(s.learning_rate, "cosine", s.steps, s.warmup)
+    progress = Progress(
+        c.place.logs, s.steps, batch_size=s.batch_size, save_every=backup.per_epoch
     )
-    with bar, c.scope(), c.devices.notice.training() as asked:
+    with c.scope():
         if s.optimizer == "adam":
             optimizer = tf.keras.optimizers.Adam(
                 rate, global_clipnorm=1.0, jit_compile=False
@@ -253,57 +234,36 @@ def _fit(
             )
         trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
         trainer.compile(optimizer, jit_compile=s.jit_compile)
-        slots = optimizers.build(optimizer, model.trainable_variables)
-        state = [*model.variables, *slots]
-        recording = _Record(own / "record.json", epochs, every)
-        backup = tf.keras.callbacks.BackupAndRestore(
-            os.fspath(own), delete_checkpoint=False
-        )
-        steps = training.Steps(bar, s.steps, epochs * every, asked, state)
-        batches = pretraining.Batches(stores["pairs"], s.batch_size, s.seed)
-        trainer.fit(
-            batches.dataset(epochs * every, s.steps),
-            epochs=s.steps // every,
-            steps_per_epoch=every,
-            validation_data=tf.data.Dataset.from_tensor_slices(held_out).batch(
+        batches = pretraining.Batches(rows, s.batch_size, s.seed)
+        training.fit(
+            c,
+            trainer,
+            batches.dataset(backup.done, s.steps),
+            backup,
+            progress,
+            [tf.keras.callbacks.CSVLogger(str(curve), append=True)],
+            validation_data=tf.data.Dataset.from_tensor_slices(measured).batch(
                 size, drop_remainder=True
             ),
-            verbose=0,
-            # Restored before it is copied; an epoch is in the record before a backup.
-            callbacks=[recording, backup, steps],
         )
-    return recording.record
+    return _curve(curve, backup.per_epoch)
 
 
-class _Record(tf.keras.callbacks.Callback):
-    """Records the losses of each epoch.
+def _curve(file: pathlib.Path, every: int) -> dict[str, Any]:
+    """Returns "steps" of the epochs' ends, mean "losses", and what "held_out" has.
 
-    `record` has the "steps" of the epochs' ends, their mean "losses", and what
-    "held_out" rows measure.
+    An epoch whose backup was lost is there twice; the last one counts.
     """
-
-    def __init__(self, file: pathlib.Path, epochs: int, every: int):
-        super().__init__()
-        self._file, self._every = file, every
-        self.record: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
-        if epochs:
-            logging.info("going on after step %d", epochs * every)
-            found = read_json(file, "Remove its directory to begin again")
-            # The backup may be older than the last measurements.
-            self.record = {name: found[name][:epochs] for name in self.record}
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        done = (epoch + 1) * self._every
-        means = {name: round(float(value), 4) for name, value in logs.items()}
-        measured = {
-            name.removeprefix("val_"): means.pop(name)
-            for name in list(means)
-            if name.startswith("val_")
-        }
-        for name, value in zip(self.record, (done, means, measured)):
-            self.record[name].append(value)
-        logging.info("step %d: %s; held out %s", done, means, measured)
-        write_json(self._file, self.record)
+    with open(file) as lines:
+        epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
+    found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
+    for epoch, row in sorted(epochs.items()):
+        values = {name: round(float(value), 4) for name, value in row.items()}
+        held_out = {n[4:]: v for n, v in values.items() if n.startswith("val_")}
+        losses = {n: v for n, v in values.items() if not n.startswith("val_")}
+        for name, value in zip(found, ((epoch + 1) * every, losses, held_out)):
+            found[name].append(value)
+    return found
 
 
 STAGE = Pretrain()

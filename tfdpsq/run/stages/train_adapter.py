@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +34,8 @@ from tfdpsq import layers, privacy
 from tfdpsq.data import Pair
 from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.common import embeddings, hard_negatives, training
-from tfdpsq.run.frame import artefacts, corpus, records, settings
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE, Pairs, System
+from tfdpsq.run.frame import artefacts, corpus, records
+from tfdpsq.run.frame.artefacts import ADAPTER_FILE, System
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -51,7 +50,6 @@ _ARGUMENT = (
 )
 # (learning rate, steps) where gradients are clipped, and without epsilon.
 _CLIPPED, _UNCLIPPED = (2.0, 40), (0.3, 80)
-_ROWS = 4096  # embeddings read at a time
 
 
 class TrainAdapter(training.Training):
@@ -61,11 +59,9 @@ class TrainAdapter(training.Training):
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.PrivacySettings):
-        """Settings of `train_adapter`."""
+        """Settings of `train_adapter`; `seed` is of the negatives drawn."""
 
         clip_norm: float = setting(1.0, gt=0, le=1e6)
-        pairs: str = path(Pairs, "pydocs")
-        split: str = setting("train")
         documents: str = path(artefacts.Embeddings, help="of the whole corpus")
         queries: str = path(artefacts.Embeddings)
         encoder_is_public: bool = setting(
@@ -89,8 +85,6 @@ class TrainAdapter(training.Training):
             0.0, ge=0, le=1e3, help="falls to 0; 0 is 2 with a finite epsilon, else 0.3"
         )
         momentum: float = setting(0.9, ge=0, lt=1)
-        jit_compile: bool = setting(False)
-        seed: int = setting(0, ge=0, le=settings.SEED, help="of the negatives drawn")
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what no ε would cover."""
@@ -100,6 +94,11 @@ class TrainAdapter(training.Training):
                 "from private pairs. Give a BEIR directory."
             )
         hard_negatives.check(s, given)
+        if s.hard_negatives.corpus:
+            raise InputError(
+                f"hard_negatives.corpus is {s.hard_negatives.corpus!r}, but embeddings "
+                f"are of {s.pairs}. Leave it at ''."
+            )
         documents = given["documents"]
         if documents.privacy > Privacy.PUBLIC:
             raise InputError(
@@ -112,39 +111,43 @@ class TrainAdapter(training.Training):
         file = str(c.given["pairs"].beir().corpus_file)
         return {"corpus": corpus.scan(file).fingerprint}
 
+    def plan(self, c: Context) -> training.Planned:
+        """See `Training.plan`; a rate and steps of 0 are replaced."""
+        s, units = c.settings, training.units_of(c)
+        rate, steps = _CLIPPED if math.isfinite(s.epsilon) else _UNCLIPPED
+        s = dataclasses.replace(
+            s, learning_rate=s.learning_rate or rate, steps=s.steps or steps
+        )
+        batch = max(1, round(s.sampling_probability * units.n))
+        spec = training.spec_of(s, units, batch_size=batch)
+        return s, units, privacy.make_plan(spec)
+
     def run(self, c: Context) -> dict[str, Any]:
         """Plans, pays, trains, and writes the matrix."""
-        s, pairs = resolved(c.settings), c.given["pairs"]
         documents, queries = _opened(c)
-        units = training.units_of(pairs, s)
-        c.counts["units"] = units.count
         mined = hard_negatives.origin(c)
-        n, _ = training.public_n(s, units)
-        batch = max(1, round(s.sampling_probability * n))
-        plan = privacy.make_plan(training.spec_of(s, units, batch_size=batch))
-        documents.require((d.id for d in pairs.beir().documents()), s.pairs)
-        width = documents.store.width
-        inner = tf.keras.Input([width])
+        s, units, plan = self.plan(c)
+        beir = c.given["pairs"].beir()
+        documents.require((d.id for d in beir.documents()), s.pairs)
+        inner = tf.keras.Input([documents.store.width])
         model = tf.keras.Model(inner, layers.QueryAdapter()(inner))
         loss = layers.sampled_softmax(_drawn(s, documents), s.scale)
         rate = tf.keras.optimizers.schedules.CosineDecay(s.learning_rate, s.steps)
-        with training.paying(c, plan):
-            encode = _encoding(c, documents, queries)
-            rows = training.stored_rows(c, units.rows.read(), encode)
-            outcome = training.train(
-                c,
-                s,
-                model,
-                plan,
-                lambda batch: loss(batch["documents"], model(batch["query"])),
-                tf.keras.optimizers.SGD(rate, momentum=s.momentum),
-                rows.take,
-                units,
-                microbatch_size=min(s.microbatch_size, plan.max_rows),
-                layers=[model],
-                engine=s.engine,
-                jit_compile=s.jit_compile,
-            )
+        training.open_run(c, plan)
+        encode = _encoding(c, documents, queries)
+        result = training.train(
+            c,
+            s,
+            model,
+            plan,
+            lambda batch: loss(batch["documents"], model(batch["query"])),
+            tf.keras.optimizers.SGD(rate, momentum=s.momentum),
+            training.stored_rows(c, units.rows.read(), encode).take,
+            units,
+            min(s.microbatch_size, plan.max_rows),
+            layers=[model],
+            engine=s.engine,
+        )
         (matrix,) = model.get_weights()
         np.save(c.out / ADAPTER_FILE, matrix)
         names = ("engine", "learning_rate", "scale", "negatives")
@@ -157,30 +160,17 @@ class TrainAdapter(training.Training):
             "optimizer": f"sgd with momentum {s.momentum}",
             "schedule": "cosine",
             **{name: getattr(s, name) for name in names},
-            **outcome.recorded(),
         }
         certificate = training.certificate_of(
             c,
             plan,
-            outcome.paid,
+            result,
+            facts,
             description="A linear map of an encoder's query embeddings.",
             sensitivity_argument=_ARGUMENT.format(unit=s.unit),
-            training=facts,
         )
         records.write_certificate(c.out, certificate)
-        return {
-            "steps_executed": outcome.paid,
-            "encoder": documents.encoder,
-            **outcome.recorded(),
-        }
-
-
-def resolved(s: TrainAdapter.Settings) -> TrainAdapter.Settings:
-    """Returns the settings with the rate and the steps that 0 stands for."""
-    rate, steps = _CLIPPED if math.isfinite(s.epsilon) else _UNCLIPPED
-    return dataclasses.replace(
-        s, learning_rate=s.learning_rate or rate, steps=s.steps or steps
-    )
+        return {**result, "encoder": documents.encoder}
 
 
 def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
@@ -196,16 +186,6 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
     )
     queries = embeddings.Embeddings(given["queries"], "queries", embeddings.QUERIES)
     embeddings.require_one_encoder(documents, queries)
-    for each in (documents, queries):
-        if not any(vectors.any() for _, vectors in each.chunks(_ROWS)):
-            raise InputError(
-                f"{each.place}, whose embeddings are all zeros. Embed the texts again."
-            )
-    if not documents.by_embed and re.fullmatch("[0-9a-f]{64}", documents.encoder):
-        raise InputError(
-            f"{documents.place}, a copy of what embed wrote, without the stage.json "
-            "that tells of its retriever. Give the directory that it wrote."
-        )
     if not documents.by_embed and not s.encoder_is_public:
         raise InputError(
             f"documents is {s.documents}, by {documents.encoder!r}, an encoder that "
@@ -214,13 +194,6 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
         )
     documents.require_made_of(c.inputs["corpus"], s.pairs)
     queries.require_made_of(c.inputs["pairs"], s.pairs, s.split)
-    own = c.inputs.get(hard_negatives.CORPUS, c.inputs["corpus"])
-    if own != c.inputs["corpus"]:
-        raise InputError(
-            f"hard_negatives.corpus is {s.hard_negatives.corpus!r}, with other "
-            f"documents than {s.pairs}, whose embeddings are read by id. Mine in the "
-            "pairs' own corpus, and leave hard_negatives.corpus at ''."
-        )
     return documents, queries
 
 
@@ -231,23 +204,16 @@ def _drawn(s: Any, documents: embeddings.Embeddings) -> np.ndarray:
     direction, are left out.
 
     Raises:
-      DataError: one is not finite.
-      InputError: all that were drawn are zeros.
+      DataError: one is not finite, or all are zeros.
     """
     size = documents.store.size
     random = np.random.default_rng(s.seed)
     places = random.choice(size, min(s.negatives, size), replace=False)
     vectors = documents.store.vectors[np.sort(places)]
     vectors = vectors[vectors.any(axis=1)]
-    if not np.isfinite(vectors).all():
-        raise DataError(
-            s.documents, "documents hold NaN or infinity", "Embed them again."
-        )
-    if not len(vectors):
-        raise InputError(
-            f"{documents.place}, of which {len(places)} were drawn, and their "
-            "embeddings are all zeros. Embed them again."
-        )
+    if not len(vectors) or not np.isfinite(vectors).all():
+        problem = "documents hold NaN or infinity, or are all zeros"
+        raise DataError(s.documents, problem, "Embed them again.")
     return vectors
 
 

@@ -16,28 +16,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq import privacy, retriever
-from tfdpsq.data import Tokenizer
-from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator import checkpoints
+from tfdpsq import retriever
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import direct, hard_negatives, training
 from tfdpsq.run.common.direct import PLAIN
-from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import MODEL, File, Generator, Pairs, Retriever
+from tfdpsq.run.frame import records
+from tfdpsq.run.frame.artefacts import MODEL, Retriever
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
-from tfdpsq.run.frame.settings import Rule, nested, path, setting
+from tfdpsq.run.frame.settings import nested, setting
 from tfdpsq.validation import InputError
 
 _METHODS = retriever.METHODS  # those with a guarantee
+_PUBLIC_NEGATIVES = {"method": ("public_negatives",)}
 _VALIDATION = "the retriever's hit rate on pairs held out of training"
 # Settings that are those of `retriever.RetrieverConfig`.
 _OF_MODEL = (
@@ -52,21 +49,10 @@ class TrainRetriever(training.Training):
     name, kind = "train_retriever", Retriever
 
     @dataclasses.dataclass(frozen=True)
-    class Settings(
-        training.OptimizerSettings,
-        training.StepsSettings,
-        training.StartSettings,
-        training.PrivacySettings,
-    ):
+    class Settings(training.ModelSettings):
         """Settings of `train_retriever`: the paper's values for a full-size T5."""
 
         epsilon: float = setting(math.inf, gt=0, le=MOST_EPSILON, inf=True)
-        pairs: str = path(Pairs, "pydocs")
-        split: str = setting("train")
-        init: str = path(
-            Generator, "", help="or a retriever; '' starts from random weights, by t5"
-        )
-        vocabulary: str = path(File, "", when={"init": ("",)})
         t5: Any = nested(
             training.T5Settings,
             num_layers=12,
@@ -74,12 +60,6 @@ class TrainRetriever(training.Training):
             hidden_dim=768,
             intermediate_dim=2048,
             when={"init": ("",)},
-        )
-        trained: tuple[str, ...] = setting(
-            ("*",),
-            of=Rule(),
-            help='patterns of paths: ("query_tower/*",) with shared = False freezes '
-            "the documents' embeddings, so that an index of them stays valid",
         )
         method: str = setting(PLAIN, choices=(PLAIN, *_METHODS))
         embedding_dim: int = setting(768, ge=1, le=10**6)
@@ -94,10 +74,7 @@ class TrainRetriever(training.Training):
             help="equal documents and other known answers count as negatives, as in "
             "equation (1) of the paper",
         )
-        document_length: int = setting(384, ge=2, le=10**6, help="tokens, end included")
-        query_length: int = setting(128, ge=2, le=10**6)
         batch_size: int = setting(32, ge=1)
-        dtype: str = setting("float32", choices=training.DTYPES)
         rows_at_a_time: int = setting(
             0,
             ge=0,
@@ -117,15 +94,15 @@ class TrainRetriever(training.Training):
             8, ge=1, when={"method": ("microbatch",)}, help="groups of a step"
         )
         negatives: int = setting(
-            256, ge=1, when={"method": ("public_negatives",)}, help="of a step, public"
+            256, ge=1, when=_PUBLIC_NEGATIVES, help="of a step, public"
         )
         refresh_every: int = setting(
-            1, ge=1, le=10**9, when={"method": ("public_negatives",)}, help="steps"
+            1, ge=1, le=10**9, when=_PUBLIC_NEGATIVES, help="steps"
         )
         most_documents: int = setting(
             100_000,
             ge=1,
-            when={"method": ("public_negatives",)},
+            when=_PUBLIC_NEGATIVES,
             help="that negatives are drawn from, evenly spread over the corpus",
         )
         microbatch_size: int = setting(
@@ -135,43 +112,29 @@ class TrainRetriever(training.Training):
             when={"method": _METHODS},
             help="rows in memory at a time; whole groups; of naive, documents",
         )
-        jit_compile: bool = setting(False)
-        seed: int = setting(0, ge=0, le=settings.SEED)
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what could not be certified, or would not train."""
-        if given["init"] is None and given["vocabulary"] is None:
-            raise InputError(
-                "init is '', and no vocabulary was given. Set vocabulary to the "
-                f"{VOCABULARY_FILE} that prepare wrote, or init to a T5 with its own."
-            )
         if not _trains(s):
             return
         training.require_steps(s)
         hard_negatives.check(s, given, protects=s.method != PLAIN)
-        if s.method == PLAIN:
-            self._check_plain(s, given)
+        raw = given["pairs"].raw
+        if s.method != PLAIN:
+            if not raw:
+                raise InputError(
+                    f"{s.pairs} has no private queries: method is {PLAIN}."
+                )
+            direct.check(s)
+            training.require_continuable(s, given)
             return
-        if not given["pairs"].raw:
+        if math.isfinite(s.epsilon) or s.unit == "user" or s.continues:
             raise InputError(
-                f"{s.pairs} holds no private queries: use method {PLAIN!r}."
+                f"method is {PLAIN!r}, which protects nobody, but epsilon is "
+                f"{s.epsilon}, unit {s.unit!r} and continues {s.continues!r}. Leave "
+                f"them out, or set method to one of {_METHODS}."
             )
-        direct.check(s)
-        training.require_continuable(s, given)
-
-    def _check_plain(self, s: Settings, given: Given) -> None:
-        if math.isfinite(s.epsilon):
-            raise InputError(
-                f"epsilon is {s.epsilon} but method {PLAIN!r} adds no noise. Set "
-                f'epsilon to "inf", or method to one of {_METHODS}.'
-            )
-        if s.unit == "user" or s.continues:
-            name = "unit" if s.unit == "user" else "continues"
-            raise InputError(
-                f"{name} is {getattr(s, name)!r}, but method {PLAIN!r} protects "
-                "nobody. Leave it out, or use another method."
-            )
-        if given["pairs"].raw and not s.n_is_public:
+        if raw and not s.n_is_public:
             raise InputError(
                 f"method is {PLAIN!r} and the pairs are private: the certificate, "
                 "which says that nothing is protected, states their exact number. Set "
@@ -197,36 +160,43 @@ class TrainRetriever(training.Training):
             found.append((_VALIDATION, "logs/ under private/"))
         return found
 
+    def plan(self, c: Context) -> training.Planned:
+        """See `Training.plan`."""
+        units = training.units_of(c)
+        s = training.with_steps(c.settings, units.n)
+        return s, units, direct.plan_of(c, s, units)
+
     def run(self, c: Context) -> dict[str, Any]:
         """Makes the model, and trains it."""
-        s, outcome = c.settings, training.Outcome(0)
-        tokenizer = _tokenizer(c)
-        certificate = self.certificate(s, c.given)
+        s, certificate = c.settings, self.certificate(c.settings, c.given)
+        result: dict[str, Any] = {"steps_executed": 0}
         if not _trains(s):
-            with c.scope():
-                model = _untrained(c, tokenizer)
+            model = _untrained(c)
         else:
-            units = training.units_of(c.given["pairs"], s)
-            c.counts["units"] = units.count
-            s = training.with_steps(s, training.public_n(s, units)[0])
             mined = hard_negatives.origin(c)
+            s, units, plan = self.plan(c)
+            own: dict[str, Any] = {}
             if s.method == PLAIN:
-                with c.scope():
-                    model = _untrained(c, tokenizer)
-                direct.fit(c, s, model, tokenizer, units)
-                outcome = training.Outcome(s.steps)
-                plan = _unprotected(s, units.count)
+                model = _untrained(c)
+                direct.fit(c, s, model, units)
+                result, own = {"steps_executed": s.steps}, {"run_id": None}
             else:
-                plan = direct.plan_of(c, s, units)
-                with training.paying(c, plan):
-                    with c.scope():
-                        model = _untrained(c, tokenizer)
-                    outcome = direct.train(c, s, model, tokenizer, units, plan)
+                training.open_run(c, plan)
+                model = _untrained(c)
+                result = direct.train(c, s, model, units, plan)
             if units.private:
                 facts = training.training_facts(s, model)
                 facts.update(direct.facts(s, model), hard_negatives=mined)
-                facts.update(outcome.recorded())
-                certificate = _certificate(c, plan, outcome.paid, facts)
+                how = "trained" if s.method == PLAIN else "trained directly"
+                certificate = training.certificate_of(
+                    c,
+                    plan,
+                    result,
+                    facts,
+                    description=f"A two-tower retriever {how} on private pairs.",
+                    sensitivity_argument=direct.ARGUMENTS[s.method].format(unit=s.unit),
+                    **own,
+                )
         if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
             raise InputError(
                 "training diverged: the weights hold NaN or infinity. Lower "
@@ -234,48 +204,26 @@ class TrainRetriever(training.Training):
             )
         retriever.save(model, c.out / MODEL)
         records.write_certificate(c.out, certificate)
-        return {"steps_executed": outcome.paid, **outcome.recorded()}
+        return result
 
 
 def _trains(s: Any) -> bool:
     return bool(s.steps or s.epochs)
 
 
-def _start(c: Context) -> str:
-    """Returns the directory of the starting weights."""
-    inside = f"{c.given['init'].path}/{MODEL}"
-    return inside if os.path.isdir(inside) else c.given["init"].path
-
-
-def _tokenizer(c: Context) -> Tokenizer:
-    """Returns the vocabulary: that of `init`, or the one given.
-
-    Raises:
-      InputError: `init` has none.
-    """
-    if c.given["init"] is None:
-        return Tokenizer(c.given["vocabulary"].path)
-    found = checkpoints.vocabulary_in(_start(c))
-    if found is None:
-        raise InputError(
-            f"init is {c.settings.init}, which has no {VOCABULARY_FILE}. Put its "
-            "vocabulary there, or convert it with one."
-        )
-    return Tokenizer(found)
-
-
-def _untrained(c: Context, tokenizer: Tokenizer) -> retriever.TwoTower:
+def _untrained(c: Context) -> retriever.TwoTower:
     """Returns the retriever to start from: of `init`, or random by `t5`."""
-    s = c.settings
+    s, tokenizer = c.settings, training.tokenizer_of(c)
     tf.keras.utils.set_random_seed(s.seed)
     own = {name: getattr(s, name) for name in _OF_MODEL}
-    if c.given["init"] is not None:
-        model = retriever.TwoTower.from_preset(_start(c), tokenizer, s.dtype, **own)
-    else:
-        shape = retriever.RetrieverConfig(T5Config(**vars(s.t5)), **own)
-        model = retriever.TwoTower(shape, tokenizer, s.dtype)
-    size = model.config.t5.vocabulary_size
-    tokenizer.require_embeddings(size, c.given["init"] is not None)
+    with c.scope():
+        if s.init:
+            start = training.start_of(c)
+            model = retriever.TwoTower.from_preset(start, tokenizer, s.dtype, **own)
+        else:
+            shape = retriever.RetrieverConfig(T5Config(**vars(s.t5)), **own)
+            model = retriever.TwoTower(shape, tokenizer, s.dtype)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(s.init))
     train_only(model, list(s.trained))
     if s.learned_scale and not model.scaled.trainable_weights:
         raise InputError(
@@ -283,46 +231,6 @@ def _untrained(c: Context, tokenizer: Tokenizer) -> retriever.TwoTower:
             "scale. Add 'scale/*', or set learned_scale to False."
         )
     return model
-
-
-def _unprotected(s: Any, n: int) -> privacy.PrivacyPlan:
-    """Returns the plan of ordinary training: no guarantee."""
-    return privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=math.inf,
-            clip_norm=s.clip_norm,
-            num_units=n,
-            n_is_public=True,
-            batch_size=s.batch_size,
-            steps=s.steps,
-            unit=s.unit,
-            sampler="shuffled",
-        )
-    )
-
-
-def _certificate(
-    c: Context, plan: privacy.PrivacyPlan, paid: int, facts: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the certificate of training on private pairs."""
-    s = c.settings
-    own: dict[str, Any] = {}
-    if s.method == PLAIN:
-        about = "A two-tower retriever trained on private pairs, unprotected."
-        argument = "None: nothing is clipped and no noise is added."
-        own["run_id"] = None  # it has no ledger
-    else:
-        about = "A two-tower retriever trained directly on private pairs."
-        argument = direct.ARGUMENTS[s.method].format(unit=s.unit)
-    return training.certificate_of(
-        c,
-        plan,
-        paid,
-        description=about,
-        sensitivity_argument=argument,
-        training=facts,
-        **own,
-    )
 
 
 STAGE = TrainRetriever()
