@@ -42,7 +42,8 @@ def _finetune(base, name, folder="release", **options):
     certificate = read_certificate(out)
     assert verify_certificate(certificate).problems == ()
     assert certificate["accounting"]["steps_executed"] == 3
-    assert training.LOSS_READ in certificate["private_reads"]
+    what, where = training.LOSS_READ
+    assert {"what": what, "where": where} in certificate["private_reads"]
     assert record["result"]["steps_executed"] == 3
     return T5QueryGenerator.from_preset(out), certificate
 

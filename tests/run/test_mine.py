@@ -133,7 +133,7 @@ def test_the_table_on_disk_finds_what_a_loop_in_memory_does(base, tmp_path):
     table = hard_negatives.NegativeTable(c)
     expected = _by_hand(c.settings.hard_negatives, pairs)
     assert {len(texts) for texts in expected.values()} >= {0, 3}
-    assert {query: table.texts(query) for query in expected} == expected
+    assert {q: [text for _, text in table.find(q)] for q in expected} == expected
 
 
 @pytest.mark.slow  # `retriever/test_direct_methods` has the sensitivity

@@ -28,7 +28,7 @@ _SETTINGS = {
     "query_length": 16,
     "batch_size": 8,
     "held_out_one_in": 8,
-    "steps": 12,
+    "steps": 10,
     "save_every": 4,
     "warmup": 2,
     "stored": "float32",
@@ -67,7 +67,7 @@ def test_result_loads_as_any_t5(finished):
     assert model.config.vocabulary_size == tokenizer.vocabulary_size == 360
     assert model.preprocessor.document_length == 40
     record = json.loads((finished / pretrain.CURVE_FILE).read_text())
-    assert record["steps"] == [4, 8, 12]
+    assert record["steps"] == [4, 8, 10]
     assert record["rows"]["held_out"] >= 2
     assert not list(finished.parent.rglob("backup"))  # nothing is left over
 
@@ -106,31 +106,28 @@ class _AskedAt(process.Notice):
 
 
 @pytest.mark.parametrize(
-    "before, after, step, changes",
+    "before, after, step",
     [
-        (1, 1, 5, {}),
-        pytest.param(2, 1, 5, {}, marks=pytest.mark.slow),
-        pytest.param(1, 2, 2, {"optimizer": "adam"}, marks=pytest.mark.slow),
+        (1, 1, 5),
+        pytest.param(2, 1, 5, marks=pytest.mark.slow),
+        pytest.param(1, 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_preempted_run_goes_on_with_other_replicas_to_the_same_weights(
-    pairs, finished, strategy_of, tmp_path, before, after, step, changes
+    pairs, finished, strategy_of, tmp_path, before, after, step
 ):
     """With dropout.
 
-    Adam's steps are clipped, and Adafactor's are of the size that its statistics say:
-    neither is the same where a share's gradient is taken for all.
+    Adafactor's steps are of the size that its statistics say: they are not the same
+    where a share's gradient is taken for all.
     """
-    wanted, out = finished, tmp_path / "t5"
-    if changes:
-        wanted = tmp_path / "whole"
-        _run(wanted, pairs, **changes)
+    out = tmp_path / "t5"
     devices = Devices(strategy_of(before), notice=_AskedAt(step))
     with pytest.raises(privacy.Preempted):
-        _run(out, pairs, devices, **changes)
+        _run(out, pairs, devices)
     assert not out.exists()
-    _run(out, pairs, Devices(strategy_of(after)), **changes)
-    _assert_same(out, wanted)
+    _run(out, pairs, Devices(strategy_of(after)))
+    _assert_same(out, finished)
 
 
 @pytest.mark.slow
@@ -167,8 +164,6 @@ def test_killed_run_goes_on_to_the_same_weights(finished, pairs, tmp_path):
     "changes, message",
     [
         ({"steps": 0}, "steps"),
-        ({"steps": 10}, "steps is 10, no multiple of save_every, 4"),
-        ({"optimizer": "adma"}, "optimizer"),
         ({"t5": {"vocabulary_size": 30000}}, "does not fit these texts"),
         ({"held_out_one_in": 10**9}, "0 rows of held_out"),
     ],

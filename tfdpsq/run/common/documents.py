@@ -32,9 +32,9 @@ _FITTED = 50_000
 _WORDS = 2**15  # hashed: no vocabulary to keep
 _DIRECTIONS = 64
 _BATCH = 1024
-_ARRAYS = ("rarity", "directions", "centres")
 
 
+@dataclasses.dataclass(frozen=True)
 class DocumentClusters:
     """Clusters that any document belongs to one of.
 
@@ -42,13 +42,16 @@ class DocumentClusters:
       rarity: [words] float32, the weight of each hashed word.
       directions: [directions, words] float32.
       centres: [clusters, directions] float32.
-      count: number of clusters.
     """
 
-    def __init__(self, rarity: np.ndarray, directions: np.ndarray, centres: np.ndarray):
-        """Takes what `fit` found or `load` read."""
-        self.rarity, self.directions, self.centres = rarity, directions, centres
-        self.count = len(centres)
+    rarity: np.ndarray
+    directions: np.ndarray
+    centres: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of clusters."""
+        return len(self.centres)
 
     @classmethod
     def fit(
@@ -86,11 +89,7 @@ class DocumentClusters:
         return cls(rarity, directions, k_means.cluster_centers_.astype(np.float32))
 
     def of(self, contents: Sequence[str]) -> np.ndarray:
-        """Returns the cluster of each document, [documents] int64.
-
-        Args:
-          contents: of the documents, see `Document.content`.
-        """
+        """Returns the cluster of each `Document.content`, [documents] int64."""
         if not len(contents):
             return np.zeros([0], np.int64)
         rows = _weighted(_counts(contents), self.rarity)
@@ -108,13 +107,13 @@ class DocumentClusters:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the clusters to a `.npz` file."""
-        np.savez(path, **{name: getattr(self, name) for name in _ARRAYS})
+        np.savez(path, **vars(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> DocumentClusters:
         """Reads what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            return cls(*(file[name] for name in _ARRAYS))
+            return cls(**file)
 
 
 def _counts(texts: Sequence[str]) -> Any:
@@ -137,9 +136,8 @@ def _weighted(counts: Any, rarity: np.ndarray) -> Any:
 
 def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
     """Returns the rows in these directions, of unit length."""
-    from sklearn.preprocessing import normalize
-
-    return normalize(np.asarray(rows @ directions.T, np.float32))
+    found = np.asarray(rows @ directions.T, np.float32)
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,14 +173,10 @@ class Histogram:
         return cls(clusters, *counts, found["corpus"])
 
     def rates(self, queries: int, seed: int) -> Rates:
-        """Returns how many queries a document gets: as many as those like it have.
+        """Returns how many queries each document gets, of `queries` in all.
 
         In proportion to the private queries about a document of its cluster; a count
         that noise made negative is 0.
-
-        Args:
-          queries: of all documents together.
-          seed: public.
 
         Raises:
           InputError: no count is above 0.

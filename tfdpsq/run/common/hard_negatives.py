@@ -31,8 +31,6 @@ BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
 _SCHEMA = """
-pragma cache_size = -65536;
-pragma journal_mode = off;
 create table answers (query text, document text, content blob,
                       primary key (query, document)) without rowid;
 create table ranked (query text, document text, score real,
@@ -96,22 +94,17 @@ class HardNegativesSettings(settings.Settings):
 
 
 def check(s: Any, given: Given, protects: bool = True) -> None:
-    """Refuses hard negatives that do not fit the pairs.
+    """Refuses negatives of another split, without a corpus or of unknown origin.
 
-    `protects` says that the method has a guarantee for units.
-
-    Raises:
-      InputError: they are for single pairs of a query, of another split, have no
-        corpus, or come from an unknown origin.
+    And those of single pairs of a query, where the method `protects` units.
     """
     own, pairs, run = s.hard_negatives, given["pairs"], given[RUN]
     if run is None:
         return
     if protects and s.unit == "pair":
         raise InputError(
-            f"unit is 'pair' and hard_negatives.run is {own.run!r}: the negatives of a "
-            "pair would depend on the query's other pairs, each of them a unit of its "
-            "own. Set hard_negatives.run to '', or unit to 'query'."
+            f"unit is 'pair' and hard_negatives.run is {own.run!r}: a pair's negatives "
+            "would depend on the query's other pairs. Leave out one of them."
         )
     if given[CORPUS] is None and not pairs.raw:
         raise InputError(
@@ -123,9 +116,9 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
             raise _not_of(run, pairs, s.split)
     elif own.made_from != BY_QUERY:
         raise InputError(
-            f"hard_negatives.made_from is {own.made_from!r}, and {own.run} is not what "
-            "mine wrote, so the origin of its documents is not known. Let mine write "
-            f"it, or set made_from to {BY_QUERY!r} if that is true."
+            f"hard_negatives.made_from is {own.made_from!r}, and mine did not write "
+            f"{own.run}. Let mine write it, or set made_from to {BY_QUERY!r} if that "
+            "is true."
         )
 
 
@@ -157,8 +150,7 @@ def _mined(run: str) -> dict[str, Any] | None:
 def _not_of(run: Artefact, pairs: Artefact, split: str) -> InputError:
     return InputError(
         f"hard_negatives.run {run.path} was not mined for split {split!r} of "
-        f"{pairs.path} in its present state, by its fingerprint under this workdir's "
-        "key. Mine for these pairs, in the same workdir."
+        f"{pairs.path} in its present state. Mine for it, in the same workdir."
     )
 
 
@@ -201,21 +193,14 @@ class NegativeTable:
                 "Set hard_negatives.corpus to the documents that the run was made on.",
             )
         queries = find("select distinct query from ranked").fetchall()
-        if not any(self.texts(query) for (query,) in queries):
+        if not any(self.find(query) for (query,) in queries):
             raise InputError(
                 f"hard_negatives.run {own.run} has no document for any query of "
                 f"{pairs.path}. Mine for these pairs, or lower skip (now {own.skip})."
             )
 
-    def texts(self, query: str) -> list[str]:
-        """Returns the contents of a query's hard negatives, hardest first."""
-        return [text for _, text in self._others(query)]
-
-    def ids(self, query: str) -> list[str]:
-        """Returns the ids of a query's hard negatives, hardest first."""
-        return [document for document, _ in self._others(query)]
-
-    def _others(self, query: str) -> list[tuple[str, str]]:
+    def find(self, query: str) -> list[tuple[str, str]]:
+        """Returns ids and contents of a query's hard negatives, hardest first."""
         find, own = self._store.execute, self._own
         known = set(find("select content from answers where query = ?", (query,)))
         ranked = find(_OTHERS, (query,))
@@ -239,7 +224,8 @@ def encoder(
     s, table = c.settings, functools.cache(lambda: NegativeTable(c))
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-        texts = {pair.query_id: table().texts(pair.query_id) for pair in pairs}
+        found = {pair.query_id: table().find(pair.query_id) for pair in pairs}
+        texts = {query: [text for _, text in rows] for query, rows in found.items()}
         return retriever.encode_negatives(
             pairs, texts, tokenizer, s.document_length, s.hard_negatives.count
         )

@@ -37,11 +37,11 @@ from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError
 
-LOSS_READ = {
-    "what": "the training loss of every step, averaged over its batch, and how long "
-    "the step took",
-    "where": "the terminal, and logs/ under private/",
-}
+# What is read, and who sees it.
+LOSS_READ = (
+    "the training loss of every step, averaged over its batch, and how long it took",
+    "the terminal, and logs/ under private/",
+)
 COMPOSED = "composed"
 STRATEGIES = ("default", "mirrored", "tpu", "multiworker")
 DTYPES = ("float32", "mixed_bfloat16")
@@ -67,16 +67,12 @@ class UnitSettings(settings.Settings):
         "k pairs is k units; user: whoever user_field names",
     )
     user_field: str = setting(
-        "user_id", when={"unit": ("user",)}, help="metadata field of queries.jsonl"
+        "user_id", when={"unit": ("user",)}, help="of queries.jsonl's metadata"
     )
     rows_per_unit: int = setting(1, ge=1, when={"unit": ("user",)})
-    n_is_public: bool = setting(
-        False, help="declares that the exact number of units may be published"
-    )
+    n_is_public: bool = setting(False, help="the exact number of units may be known")
     n_bound: int = setting(0, ge=0, le=10**15, help="else a public bound on it")
-    secure: bool = setting(
-        False, help="cryptographic draws, and noise that is safe in floating point"
-    )
+    secure: bool = setting(False, help="cryptographic draws, noise safe in floats")
     strict: bool = setting(False, help="leave out or refuse reads that no ε covers")
 
 
@@ -84,15 +80,11 @@ class UnitSettings(settings.Settings):
 class PrivacySettings(UnitSettings):
     """Settings of a private training run; without an ε, most do nothing."""
 
-    epsilon: float = setting(
-        8.0, gt=0, le=MOST_EPSILON, inf=True, help="inf trains without privacy"
-    )
+    epsilon: float = setting(8.0, gt=0, le=MOST_EPSILON, inf=True)
     clip_norm: float = setting(0.1, gt=0, le=1e6)
     sampler: str = setting("poisson", choices=spec.SAMPLERS)
     engine: str = setting("fast", choices=spec.ENGINES)
-    save_every: int = setting(
-        50, ge=1, le=10**9, speed=True, help="most steps that a kill can lose"
-    )
+    save_every: int = setting(50, ge=1, le=10**9, speed=True, help="steps")
     jit_compile: bool = setting(False)
     seed: int = setting(0, ge=0, le=settings.SEED)
 
@@ -115,23 +107,20 @@ class T5Settings(settings.Settings):
 class ModelSettings(PrivacySettings):
     """Settings of training a T5, or a retriever with its encoder."""
 
-    init: str = path(
-        Generator, "", help='for a retriever, or another; "" starts at random, by t5'
-    )
+    init: str = path(Generator, "", help='"" starts from random weights, by t5')
     vocabulary: str = path(File, "", when={"init": ("",)})
     t5: Any = nested(T5Settings, when={"init": ("",)})
     continues: str = setting(
         "",
         choices=("", COMPOSED, *budget.DISJOINT),
-        help="composed: all runs that init came from count, too; time, user: declares "
-        "that no query, or no user, of these pairs was among theirs, so that the "
-        "largest epsilon holds; '' refuses weights that were trained on private ones",
+        help="runs that init came from: composed counts them, too; time, user declares "
+        "that they had no query, or no user, of these pairs",
     )
     trained: tuple[str, ...] = setting(
         ("*",),
         of=Rule(),
-        help='patterns of paths, as "*layer_norm*"; of a retriever with shared = False '
-        '"query_tower/*" keeps the embeddings of documents, and an index of them',
+        help='patterns of paths: "*layer_norm*"; "query_tower/*" of a retriever with '
+        "shared = False keeps an index of documents valid",
     )
     dtype: str = setting("float32", choices=DTYPES)
     document_length: int = setting(384, ge=2, le=10**6, help="tokens, end included")
@@ -140,11 +129,7 @@ class ModelSettings(PrivacySettings):
     epochs: float = setting(0.0, ge=0, le=1e6, help="instead of steps, which are 0")
     optimizer: str = setting("adam", choices=spec.OPTIMIZERS)
     learning_rate: float = setting(1e-3, gt=0, le=1e3)
-    schedule: str = setting(
-        "constant",
-        choices=("constant", "cosine"),
-        help="cosine rises for a tenth of the steps",
-    )
+    schedule: str = setting("constant", choices=("constant", "cosine"))
 
 
 # -- What the runner asks of a stage that trains ---------------------------------------
@@ -170,7 +155,7 @@ class Training(Stage):
         """Losses are shown; strict mode leaves them out."""
         if s.strict or not given["pairs"].raw:
             return []
-        return [(LOSS_READ["what"], LOSS_READ["where"])]
+        return [LOSS_READ]
 
     def plan(self, c: Context) -> Planned:
         """Returns the settings of a run, with its steps, its units and its plan."""
@@ -184,13 +169,20 @@ class Training(Stage):
     def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
         """Reports a training that diverged, once weights and certificate are kept."""
         if "diverged" in record["result"]:
-            own = "in a run of its own: its budget adds up with this one's."
-            if math.isinf(s.epsilon):
-                own = "and move this one away: it cost no budget."
             raise InputError(
                 f"{record['result']['diverged']} They are kept, with the certificate "
-                f"of what was paid. Lower the learning rate {own}"
+                "of what was paid. Lower the learning rate in a run of its own: a "
+                "finite epsilon adds up with this one's."
             )
+
+
+def require_finite(model: tf.keras.Model, s: Any) -> None:
+    """Refuses weights that `fit` left as NaN or infinity."""
+    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
+        raise InputError(
+            "training diverged: the weights hold NaN or infinity. Lower learning_rate "
+            f"(now {s.learning_rate})."
+        )
 
 
 def require_steps(s: Any) -> None:
@@ -203,20 +195,15 @@ def require_steps(s: Any) -> None:
 
 
 def require_continuable(s: Any, given: Given) -> None:
-    """Refuses starting weights and a histogram that do not fit `continues`.
-
-    Raises:
-      InputError: private weights without `continues`; or that, or a histogram, without
-        private weights to continue or without a finite ε.
-    """
+    """Refuses pairs, starting weights or a histogram that no certificate counts."""
     init, histogram, raw = given["init"], given.get("histogram"), given["pairs"].raw
     follows = init is not None and init.privacy > Privacy.PUBLIC
     finite = math.isfinite(s.epsilon)
     if finite and not raw:
         raise InputError(
-            f"{given['pairs'].path} is a synthetic or public set, yet epsilon is "
-            f"{s.epsilon}. One private query can have had a part in all of its rows, "
-            'so noise now would certify nothing: set epsilon to "inf".'
+            f"epsilon is {s.epsilon}, but {given['pairs'].path} is a set: one private "
+            "query can have had a part in all of its rows, so noise now would certify "
+            'nothing. Set epsilon to "inf".'
         )
     if histogram is not None and (s.continues or not finite):
         raise InputError(
@@ -234,8 +221,7 @@ def require_continuable(s: Any, given: Given) -> None:
             f"init is {init.path}, which was itself trained on private queries: "
             f"epsilon {s.epsilon} would not be all that was spent. Start from public "
             "weights, or set continues: 'composed' counts all runs together; 'time' or "
-            "'user' declares that these pairs share no query, or no user, with the "
-            "earlier ones."
+            "'user' declares that the earlier ones had other queries, or other users."
         )
 
 
@@ -332,12 +318,7 @@ def with_steps(s: Any, n: int) -> Any:
 
 
 def spec_of(s: Any, units: Units, **changes: Any) -> privacy.PrivacySpec:
-    """Returns the spec of settings with steps.
-
-    Args:
-      s: of the stage.
-      units: of its pairs.
-      **changes: fields of the spec that the stage sets itself.
+    """Returns the spec of settings with steps; `changes` are fields set by the stage.
 
     Raises:
       InputError: what `PrivacySpec` raises.
@@ -399,11 +380,11 @@ def runs_with(c: Context, plan: privacy.PrivacyPlan) -> list[budget.Run]:
 
 
 def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
-    """Checks what a run adds to earlier ones, and opens its directory, `c.place.run`.
+    """Opens a run's directory, `c.place.run`, as `runs.open_run`.
 
     Raises:
-      InputError: they cannot be composed, the total would exceed `--budget`, or the
-        directory holds the paid steps of another run.
+      InputError: it cannot be composed with the runs it follows, or the total would
+        exceed `--budget`; or what `runs.open_run` raises.
     """
     found = runs_with(c, plan)
     if len(found) > 1:
@@ -420,8 +401,7 @@ def stored_rows(
 ) -> RowStore:
     """Returns the pairs as rows on disk, beside the run's state.
 
-    Training reads one batch at a time. `encode` tokenises some pairs; field ->
-    [pairs, ...].
+    `encode` makes arrays of some pairs, field -> [pairs, ...].
     """
     path = c.place.run / checkpoint.STATE / "rows"
     if path.is_dir():  # left by a run that was killed

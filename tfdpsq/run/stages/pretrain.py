@@ -55,13 +55,9 @@ class Pretrain(Stage):
         """Settings of `pretrain`: those of the T5 that is shipped."""
 
         data: str = path(Corpus, "pydocs")
-        texts: tuple[str, ...] = path(
-            File, (), help='further public documents, as corpus.jsonl: "_id" and "text"'
-        )
+        texts: tuple[str, ...] = path(File, (), help="more, in files as corpus.jsonl")
         init: str = path(Generator, "", help="a T5 to go on from")
-        vocabulary: str = path(
-            File, "", when={"init": ("",)}, help='"" learns t5.vocabulary_size pieces'
-        )
+        vocabulary: str = path(File, "", when={"init": ("",)}, help='"" learns one')
         t5: Any = nested(
             training.T5Settings,
             vocabulary_size=8192,
@@ -81,14 +77,11 @@ class Pretrain(Stage):
         contrast_weight: float = setting(1.0, ge=0, le=1e6)
         scale: float = setting(20.0, gt=0, le=1e6, when="contrast_weight")
         steps: int = setting(7000, ge=1, le=10**9)
-        optimizer: str = setting("adafactor", choices=("adafactor", "adam"))
         learning_rate: float = setting(2e-2, gt=0, le=1e3)
         warmup: int = setting(200, ge=1, le=10**9)
         held_out_one_in: int = setting(50, ge=1, help="documents, to measure by")
         held_out_rows: int = setting(480, ge=1)
-        save_every: int = setting(
-            250, ge=1, le=10**9, help="steps of an epoch: measurement and backup"
-        )
+        save_every: int = setting(250, ge=1, le=10**9, help="steps, and to measure")
         dtype: str = setting("float32", choices=training.DTYPES)
         stored: str = setting("float16", choices=("float32", "float16", "bfloat16"))
         jit_compile: bool = setting(False)
@@ -96,18 +89,13 @@ class Pretrain(Stage):
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what is not public: the weights would carry no certificate of it."""
-        if s.steps % min(s.save_every, s.steps):
-            raise InputError(
-                f"steps is {s.steps}, no multiple of save_every, {s.save_every}. "
-                "Change one of them."
-            )
         for name, one in given.each():
             file = pathlib.Path(one.path)
             private = file.name.startswith("queries.") or file.parent.name == "qrels"
             if one.privacy > Privacy.PUBLIC or (name.startswith("texts") and private):
                 raise InputError(
                     f"{name} is {one.path}, which private queries had a part in. Give "
-                    "public documents; those of a BEIR directory as data."
+                    "public documents."
                 )
 
     def also(self, c: Context) -> dict[str, str]:
@@ -139,11 +127,7 @@ class Pretrain(Stage):
             for name, shares in (("pairs", {}), ("held_out", {"whole": 0, "bare": 0}))
         }
         record = _fit(c, backup, model, stores["pairs"], stores["held_out"])
-        if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
-            raise InputError(
-                "training diverged: the weights hold NaN or infinity. Lower "
-                f"learning_rate (now {s.learning_rate})."
-            )
+        training.require_finite(model, s)
         checkpoints.save(
             c.out, model.config, model.backbone, dtype=s.stored, vocabulary=tokenizer
         )
@@ -197,8 +181,8 @@ def _rows(
         if count < 2:
             raise InputError(
                 f"{s.data} gives {count} rows of {path.name}; pretraining needs "
-                "hundreds of documents with sentences. Give more text (or, for "
-                f"held_out, lower held_out_one_in, now {s.held_out_one_in})."
+                "hundreds of documents with sentences. Give more text, or lower "
+                f"held_out_one_in, now {s.held_out_one_in}."
             )
         write_rows(path, itertools.chain(first, chunks))
     return RowStore(path)
@@ -224,14 +208,9 @@ def _fit(
         c.place.logs, s.steps, batch_size=s.batch_size, save_every=backup.per_epoch
     )
     with c.scope():
-        if s.optimizer == "adam":
-            optimizer = tf.keras.optimizers.Adam(
-                rate, global_clipnorm=1.0, jit_compile=False
-            )
-        else:
-            optimizer = tf.keras.optimizers.Adafactor(
-                rate, relative_step=False, jit_compile=False
-            )
+        optimizer = tf.keras.optimizers.Adafactor(
+            rate, relative_step=False, jit_compile=False
+        )
         trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
         trainer.compile(optimizer, jit_compile=s.jit_compile)
         batches = pretraining.Batches(rows, s.batch_size, s.seed)
@@ -246,10 +225,10 @@ def _fit(
                 size, drop_remainder=True
             ),
         )
-    return _curve(curve, backup.per_epoch)
+    return _curve(curve, backup)
 
 
-def _curve(file: pathlib.Path, every: int) -> dict[str, Any]:
+def _curve(file: pathlib.Path, backup: training.Backup) -> dict[str, Any]:
     """Returns "steps" of the epochs' ends, mean "losses", and what "held_out" has.
 
     An epoch whose backup was lost is there twice; the last one counts.
@@ -258,10 +237,11 @@ def _curve(file: pathlib.Path, every: int) -> dict[str, Any]:
         epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
     found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
     for epoch, row in sorted(epochs.items()):
+        done = min((epoch + 1) * backup.per_epoch, backup.steps)
         values = {name: round(float(value), 4) for name, value in row.items()}
         held_out = {n[4:]: v for n, v in values.items() if n.startswith("val_")}
         losses = {n: v for n, v in values.items() if not n.startswith("val_")}
-        for name, value in zip(found, ((epoch + 1) * every, losses, held_out)):
+        for name, value in zip(found, (done, losses, held_out)):
             found[name].append(value)
     return found
 

@@ -232,8 +232,10 @@ def _encoding(
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
         names = [
-            [pair.document_id, *(table.ids(pair.query_id) if table else ())][:count]
-            for pair in pairs
+            [p.document_id, *(one for one, _ in table.find(p.query_id))]
+            if table
+            else [p.document_id]
+            for p in pairs
         ]
         found = np.zeros([len(pairs), count, documents.store.width], np.float32)
         places = [(row, at) for row, own in enumerate(names) for at in range(len(own))]

@@ -18,7 +18,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpsq import retriever
@@ -34,6 +33,7 @@ from tfdpsq.run.frame.settings import nested, setting
 from tfdpsq.validation import InputError
 
 _METHODS = retriever.METHODS  # those with a guarantee
+_PLAIN = {"method": (PLAIN,)}
 _PUBLIC_NEGATIVES = {"method": ("public_negatives",)}
 _VALIDATION = "the retriever's hit rate on pairs held out of training"
 # Settings that are those of `retriever.RetrieverConfig`.
@@ -71,46 +71,26 @@ class TrainRetriever(training.Training):
         false_negatives: bool = setting(
             False,
             when={"method": (PLAIN, "naive", "microbatch")},
-            help="equal documents and other known answers count as negatives, as in "
-            "equation (1) of the paper",
+            help="equal documents and known answers are negatives, as in the paper",
         )
         batch_size: int = setting(32, ge=1)
         rows_at_a_time: int = setting(
-            0,
-            ge=0,
-            speed=True,
-            when={"method": (PLAIN,)},
-            help="rows embedded at a time where a batch exceeds memory; 0 is all",
+            0, ge=0, speed=True, when=_PLAIN, help="rows embedded; 0 is all"
         )
         validation_pairs: int = setting(
-            128,
-            ge=0,
-            when={"method": (PLAIN,)},
-            help="held out, at most a twentieth, and searched for every save_every "
-            "steps; of private pairs a private read",
+            128, ge=0, when=_PLAIN, help="held out; of private pairs a private read"
         )
         hard_negatives: Any = nested(hard_negatives.HardNegativesSettings)
-        num_microbatches: int = setting(
-            8, ge=1, when={"method": ("microbatch",)}, help="groups of a step"
-        )
-        negatives: int = setting(
-            256, ge=1, when=_PUBLIC_NEGATIVES, help="of a step, public"
-        )
+        num_microbatches: int = setting(8, ge=1, when={"method": ("microbatch",)})
+        negatives: int = setting(256, ge=1, when=_PUBLIC_NEGATIVES)
         refresh_every: int = setting(
             1, ge=1, le=10**9, when=_PUBLIC_NEGATIVES, help="steps"
         )
         most_documents: int = setting(
-            100_000,
-            ge=1,
-            when=_PUBLIC_NEGATIVES,
-            help="that negatives are drawn from, evenly spread over the corpus",
+            100_000, ge=1, when=_PUBLIC_NEGATIVES, help="to draw negatives from"
         )
         microbatch_size: int = setting(
-            32,
-            ge=1,
-            speed=True,
-            when={"method": _METHODS},
-            help="rows in memory at a time; whole groups; of naive, documents",
+            32, ge=1, speed=True, when={"method": _METHODS}, help="rows in memory"
         )
 
     def check(self, s: Settings, given: Given) -> None:
@@ -197,11 +177,7 @@ class TrainRetriever(training.Training):
                     sensitivity_argument=direct.ARGUMENTS[s.method].format(unit=s.unit),
                     **own,
                 )
-        if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
-            raise InputError(
-                "training diverged: the weights hold NaN or infinity. Lower "
-                f"learning_rate (now {s.learning_rate})."
-            )
+        training.require_finite(model, s)
         retriever.save(model, c.out / MODEL)
         records.write_certificate(c.out, certificate)
         return result
