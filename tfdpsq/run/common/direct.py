@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,16 +119,23 @@ def _rows_at_a_time(s: Any, plan: privacy.PrivacyPlan) -> int:
 
 
 def train(
-    c: Context,
-    s: Any,
-    model: retriever.TwoTower,
-    units: training.Units,
-    plan: privacy.PrivacyPlan,
+    c: Context, planned: training.Planned, model: retriever.TwoTower
 ) -> dict[str, Any]:
     """Trains by the method, as `training.train`, whose result it returns."""
-    rows, tokenizer = _rows_at_a_time(s, plan), training.tokenizer_of(c)
+    s, units, plan = planned
+    size, tokenizer = _rows_at_a_time(s, plan), training.tokenizer_of(c)
+    negatives = hard_negatives.encoder(c, tokenizer)
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        own = rows_of(pairs, tokenizer, s.query_length, s.document_length)
+        return {**own, **negatives(pairs)}
+
     with c.scope():
-        take = _take(c, s, model, tokenizer, units)
+        rows = training.stored_rows(c, units.rows.read(), encode)
+        # "naive" runs the encoder on each text in every step.
+        if model.documents_frozen and s.method != "naive":
+            beside = c.place.run / checkpoint.STATE / "frozen"
+            rows = retriever.frozen_rows(beside, rows, model)
         if s.method == "public_negatives":
             # Never only of documents that have private queries.
             parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
@@ -142,8 +149,8 @@ def train(
             options = {"engine": s.engine, "layers": loss.layers}
             options.update(before_step=loss.refresh, state=loss.state)
         elif s.method == "naive":
-            rows = min(rows, plan.max_rows)
-            losses = retriever.NaiveLosses(model, rows)
+            size = min(size, plan.max_rows)
+            losses = retriever.NaiveLosses(model, size)
             loss = model.per_example_losses
             options = {"engine": naive_engine(losses), "layers": losses.layers}
         else:
@@ -151,30 +158,8 @@ def train(
             options = {"engine": "vectorized", "layers": loss.layers}
         optimizer = training.make_optimizer(s)
     return training.train(
-        c, s, model, plan, loss, optimizer, take, units, rows, **options
+        c, planned, model, loss, optimizer, rows.take, size, **options
     )
-
-
-def _take(
-    c: Context,
-    s: Any,
-    model: retriever.TwoTower,
-    tokenizer: Tokenizer,
-    units: training.Units,
-) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
-    """Returns what reads rows by number, from disk."""
-    negatives = hard_negatives.encoder(c, tokenizer)
-
-    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-        own = rows_of(pairs, tokenizer, s.query_length, s.document_length)
-        return {**own, **negatives(pairs)}
-
-    rows = training.stored_rows(c, units.rows.read(), encode)
-    # "naive" runs the encoder on each text in every step.
-    if model.documents_frozen and s.method != "naive":
-        beside = c.place.run / checkpoint.STATE / "frozen"
-        rows = retriever.frozen_rows(beside, rows, model)
-    return rows.take
 
 
 def rows_of(
@@ -220,6 +205,8 @@ def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     frozen = model.documents_frozen
     by = "the starting weights, which stay" if frozen else "weights that are trained"
     found["documents"] = f"embedded by {by}"
+    if s.method == "microbatch":
+        found["products_of_clipping"] = "as in tensorflow-privacy"
     if s.method != "public_negatives":
         return {**found, "engine": _ENGINES[s.method]}
     drawn = (
