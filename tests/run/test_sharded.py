@@ -16,7 +16,7 @@ from tfdpsq.run.stages import synthesize
 
 _SETTINGS = {
     "samples_per_document": 2,
-    "query_length": 12,
+    "max_length": 12,
     "batch_size": 16,
     "shards": 3,
     "shard_documents": 20,
@@ -49,7 +49,8 @@ def _content(place):
     found = pathlib.Path(place) / "set"
     files = sorted(path for path in found.rglob("*") if path.is_file())
     data = {p.relative_to(found).as_posix(): p.read_bytes() for p in files}
-    del data["manifest.json"]  # has the settings of speed
+    for name in ("manifest.json", "README.md"):  # have the settings of speed
+        del data[name]
     return {**data, "rows": read_manifest(found)["fingerprint"]}
 
 

@@ -37,7 +37,7 @@ from tfdpsq.run.common import attacks, canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Canaries, Generator, Pairs, SyntheticSet
-from tfdpsq.run.frame.places import Place
+from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
@@ -87,6 +87,10 @@ class Audit(Stage):
                 f"synthetic is {s.synthetic}, which has another certificate than "
                 f"{s.generator}. Give the set that this generator wrote, or no set."
             )
+
+    def privacy(self, s: Settings, given: Given) -> Privacy:
+        """Returns PRIVATE: the attacks are measured on private queries."""
+        return Privacy.PRIVATE
 
     def certificate(self, s: Settings, given: Given) -> None:
         """Returns `None`: the generator's guarantee does not cover what this says."""

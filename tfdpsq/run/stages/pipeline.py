@@ -205,6 +205,8 @@ def _check(s: Pipeline.Settings) -> None:
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
         if len(set(map(step_part, getattr(s, name)))) < len(getattr(s, name)):
             raise InputError(f"{name} is {getattr(s, name)}: two have one name.")
+    if not s.init and not s.pretrain.steps:
+        raise InputError("init is '' and pretrain.steps 0. Give a public T5, or steps.")
     for name in ("finetune", "retriever", "direct"):
         own = getattr(s, name)
         if not own.n_is_public and not own.n_bound:
