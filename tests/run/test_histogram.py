@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-from helpers import framed, tiny
+from helpers import framed, neighbours, tiny
 
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate
@@ -95,29 +95,15 @@ def test_one_unit_moves_the_counts_by_at_most_1(unit, tmp_path):
 
     Without the clipping of a user it would be at least 9 / sqrt(8).
     """
-    tiny.write_start(tmp_path)
-    path = tmp_path / "pairs" / "queries.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        number = int(row["_id"][1:])
-        row["user_id"] = "busy" if number < 9 else f"u{number}"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    neighbours.write(tmp_path, unit)
     options = {"unit": unit, "epsilon": 300.0, "clusters": 8}
     options |= {"n_is_public": False, "n_bound": 61}
     if unit == "user":
         options["rows_per_unit"] = 9
     if unit == "pair":
-        tiny.add_answers(tmp_path)
         options["n_bound"] = 70
     whole = _counted(tmp_path, tmp_path / "release" / "whole", **options)
-    qrels = tmp_path / "pairs" / "qrels" / "train.tsv"
-    lines = qrels.read_text().splitlines(keepends=True)
-    gone = [f"q{n}\t" for n in (range(9) if unit == "user" else [5])]
-    kept = [line for line in lines if not line.startswith(tuple(gone))]
-    if unit == "pair":  # of a query's two pairs, one
-        kept = [line for line in lines if line != "q5\td6\t1\n"]
-    assert len(kept) < len(lines)
-    qrels.write_text("".join(kept))
+    neighbours.remove(tmp_path, unit)
     less = _counted(tmp_path, tmp_path / "release" / "less", **options)
     deviation = read_certificate(tmp_path / "release" / "less")["mechanism"][
         "noise_stddev"
@@ -186,10 +172,6 @@ def test_set_does_not_depend_on_the_division_of_the_work(base, tmp_path):
     assert max(numbers.values()) > 3  # more than `samples_per_document`
     parts = _written(base, tmp_path / "release" / "parts", shard_documents=30)
     assert parts == rows
-    fewer = _written(
-        base, tmp_path / "release" / "fewer", max_documents=20, samples_per_document=1
-    )
-    assert 8 <= len(fewer) <= 32
 
 
 def test_interrupted_release_is_not_paid_again(base, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Hard negatives as users come by them: mined or given, used or refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def _by_hand(own, pairs, split="train"):
     """Returns query -> texts of its hard negatives, from everything in memory."""
     beir = BeirDirectory(pairs)
     texts = {document.id: document.content for document in beir.documents()}
-    qrels, run = beir.qrels(split), read_trec_run(own.run)
+    qrels, run = beir.qrels(split), read_trec_run(f"{own.run}/run.trec")
     found = {}
     for query in {pair.query_id for pair in beir.pairs(split)}:
         answers = {d for d, grade in qrels[query].items() if grade > 0}
@@ -126,10 +127,10 @@ def test_the_table_on_disk_finds_what_a_loop_in_memory_does(base, tmp_path):
         }
         for query in [*list(judged)[5:], "another"]
     }
-    write_trec_run(tmp_path / "run.trec", run)
-    made_from = {"made_from": hard_negatives.BY_QUERY}
-    run = tmp_path / "run.trec"
-    c = _context(base, pairs, run, count=3, skip=2, **made_from)
+    mined = tmp_path / "private" / "mined"
+    _mine(tmp_path, "private/mined", pairs=str(pairs), k=1)
+    write_trec_run(mined / mine.RUN_FILE, run)
+    c = _context(base, pairs, mined, count=3, skip=2)
     table = hard_negatives.NegativeTable(c)
     expected = _by_hand(c.settings.hard_negatives, pairs)
     assert {len(texts) for texts in expected.values()} >= {0, 3}
@@ -156,27 +157,20 @@ def test_public_negatives_take_a_rows_own_and_say_so(base):
     assert "BM25" in json.dumps(certificate["private_reads"])
 
 
-def test_the_origin_of_negatives_is_known_declared_or_refused(base, tmp_path):
+def test_the_origin_of_negatives_is_known(base, tmp_path):
     """Documents that follow from queries which ε does not count are no input."""
     pairs, mined = base / "pairs", base / "private" / "mined"
     c = _context(base, pairs, mined, count=2)
     hard_negatives.check(c.settings, c.given)
     assert "mined by bm25" in hard_negatives.origin(c)
-    c = _context(base, pairs, mined, "dev")
     with pytest.raises(InputError, match="not mined for split 'dev'"):
-        hard_negatives.check(c.settings, c.given)
+        hard_negatives.origin(_context(base, pairs, mined, "dev"))
     other = tmp_path / "pairs"
     _tiny.write_pairs(other, seed=3)
     with pytest.raises(InputError, match="was not mined for split 'train' of"):
         hard_negatives.origin(_context(base, other, mined))
-    run = tmp_path / "run.trec"
-    write_trec_run(run, {"q3": {"d5": 2.0}})
-    declared = _context(base, pairs, run, skip=1, made_from=hard_negatives.BY_QUERY)
-    hard_negatives.check(declared.settings, declared.given)
-    assert "declared" in hard_negatives.origin(declared)
-    c = _context(base, pairs, run)
-    with pytest.raises(InputError, match="made_from is ''"):
-        hard_negatives.check(c.settings, c.given)
+    with pytest.raises(InputError, match="Give what mine wrote"):
+        _context(base, pairs, base / "pairs")
 
 
 def test_what_is_mined_for_a_set_with_a_certificate_has_it(base, tmp_path):
@@ -189,10 +183,10 @@ def test_what_is_mined_for_a_set_with_a_certificate_has_it(base, tmp_path):
 
 def test_bad_negatives_are_refused_before_any_training(base, tmp_path):
     def given(hits, **options):
-        run = tmp_path / f"run{len(list(tmp_path.iterdir()))}.trec"
-        write_trec_run(run, hits)
-        own = {"run": str(run), "corpus": str(base / "pairs"), **options}
-        return {"made_from": hard_negatives.BY_QUERY, **own}
+        mined = tmp_path / f"mined{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(base / "mined_public", mined)
+        write_trec_run(mined / mine.RUN_FILE, hits)
+        return {"run": str(mined), "corpus": str(base / "pairs"), **options}
 
     corpus = {"corpus": str(base / "pairs")}
     private = {"pairs": str(base / "pairs"), "epsilon": 8.0}

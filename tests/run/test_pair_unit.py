@@ -12,7 +12,7 @@ from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import fast
 from tfdpsq.run.common import direct
 from tfdpsq.run.frame.artefacts import Pairs
-from tfdpsq.run.stages import train_retriever
+from tfdpsq.run.stages import mine, train_retriever
 from tfdpsq.validation import InputError
 
 _CLIP = 0.05
@@ -102,8 +102,8 @@ def test_removing_a_pair_removes_one_row_of_training_and_changes_no_other(
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):
-    (base / "run.trec").write_text("q0 Q0 d3 1 0.5 x\n")
-    own = {"run": str(base / "run.trec")}
+    framed.run(mine.STAGE, base / "private" / "mined", pairs=str(base / "pairs"))
+    own = {"run": str(base / "private" / "mined")}
     settings = tiny.training(base, epsilon=8.0, steps=2, hard_negatives=own)
     settings.update(unit="pair", method="public_negatives")
     with pytest.raises(InputError, match="would depend on the query's other pairs"):

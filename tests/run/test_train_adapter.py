@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import framed, tiny
+from helpers import framed, neighbours, tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
@@ -100,22 +100,8 @@ def test_one_step_equals_a_float64_oracle(base, tmp_path):
 @pytest.mark.parametrize("unit", ["query", "pair", "user"])
 def test_one_unit_moves_the_step_by_the_clip_norm(unit, tmp_path):
     """At epsilon 300 and a small clip norm, every row is cut, and noise is little."""
-    tiny.write_start(tmp_path)
-    documents, queries = tiny.vectors()
-    tiny.write_embeddings(
-        tmp_path / "embedded", "documents", documents, [f"d{i}" for i in range(84)]
-    )
-    tiny.write_embeddings(
-        tmp_path / "embedded", "queries", queries, [f"q{i}" for i in range(84)]
-    )
-    path = tmp_path / "pairs" / "queries.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        number = int(row["_id"][1:])
-        row["user_id"] = "busy" if number < 9 else f"u{number}"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if unit == "pair":
-        tiny.add_answers(tmp_path)
+    neighbours.write(tmp_path, unit)
+    tiny.write_embedded(tmp_path / "embedded")
     options = {
         "unit": unit,
         "epsilon": 300.0,
@@ -129,14 +115,7 @@ def test_one_unit_moves_the_step_by_the_clip_norm(unit, tmp_path):
         "microbatch_size": 18,
     }
     whole = _trained(tmp_path, tmp_path / "release" / "whole", **options)
-    qrels = tmp_path / "pairs" / "qrels" / "train.tsv"
-    lines = qrels.read_text().splitlines(keepends=True)
-    gone = tuple(f"q{n}\t" for n in (range(9) if unit == "user" else [5]))
-    kept = [line for line in lines if not line.startswith(gone)]
-    if unit == "pair":  # of a query's two pairs, one
-        kept = [line for line in lines if line != "q5\td6\t1\n"]
-    assert len(kept) < len(lines)
-    qrels.write_text("".join(kept))
+    neighbours.remove(tmp_path, unit)
     less = _trained(tmp_path, tmp_path / "release" / "less", **options)
     stated = [
         read_certificate(tmp_path / "release" / name) for name in ("whole", "less")

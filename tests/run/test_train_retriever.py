@@ -92,24 +92,6 @@ def test_retriever_starts_with_the_encoder_and_the_vocabulary_of_init(base, star
     assert float(tf.tensordot(found[0], found[1], 1)) == pytest.approx(cosine, abs=1e-5)
 
 
-def test_bfloat16_training_keeps_the_last_digits_of_the_weights(base, start):
-    exact, certificate = _train(base, "exact", learning_rate=1e-4)
-    low, _ = _train(base, "low", learning_rate=1e-4, dtype="mixed_bfloat16")
-    assert certificate is None
-    first, high, low = (
-        np.concatenate([v.ravel() for v in m.get_weights()])
-        for m in (start[0], exact, low)
-    )
-    # Two steps of Adam, of 1e-4 each at most.
-    assert 0 < np.abs(high - first).max() < 3e-4
-    assert low.dtype == np.float32
-    assert np.mean(low != tf.cast(tf.cast(low, tf.bfloat16), tf.float32)) > 0.9
-    # In nearly the same direction, from the same weights.
-    steps = high - first, low - first
-    cosine = steps[0] @ steps[1] / np.prod([np.linalg.norm(s) for s in steps])
-    assert 0.9 < cosine < 0.99999
-
-
 def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):
     """Its certificate, too, without which a finite epsilon would be too small."""
     before, cost = _train(base, "costly", init=str(base / "protected"), steps=0)
@@ -181,7 +163,15 @@ def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
 # -- Rows on disk ---------------------------------------------------------------------
 
 
-def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monkeypatch):
+def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
+    """With the batches that come next, to the weights of one that never stopped.
+
+    Rows on disk are the owner's alone, and are removed.
+    """
+    options = {"steps": 5, "save_every": 2, "validation_pairs": 2, "batch_size": 3}
+    options["pairs"] = str(base / "pairs")  # 60, of which 2 are held out
+    whole, _ = _train(base, "whole", **options)
+    steps, call = [], Progress.__call__
     modes, store_pairs = [], retriever.store_pairs
 
     def watched(path, *arguments, **options):
@@ -191,19 +181,6 @@ def test_rows_on_disk_are_the_owners_alone_and_are_removed(base, tmp_path, monke
         return store_pairs(path, *arguments, **options)
 
     monkeypatch.setattr(retriever, "store_pairs", watched)
-    out = tmp_path / "private" / "out"
-    _made(out, **_settings(base, pairs=str(base / "pairs"), steps=4))
-    assert modes == [0o700]
-    left = {path.name for path in tmp_path.rglob("*")}
-    assert not left & {"rows", "rows.npy", "backup", "checkpoint"}
-
-
-def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
-    """With the batches that come next, to the weights of one that never stopped."""
-    options = {"steps": 5, "save_every": 2, "validation_pairs": 2, "batch_size": 3}
-    options["pairs"] = str(base / "pairs")  # 60, of which 2 are held out
-    whole, _ = _train(base, "whole", **options)
-    steps, call = [], Progress.__call__
 
     def stops(self, step, loss):
         steps.append(step)
@@ -223,7 +200,9 @@ def test_stopped_training_goes_on_from_its_backup(base, tmp_path, monkeypatch):
     assert steps == [1, 2, 3, 3, 4, 5]
     for one, other in zip(resumed.get_weights(), whole.get_weights()):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    assert not (tmp_path / "private" / "runs" / "out" / "backup").exists()
+    assert modes == [0o700, 0o700]
+    left = {path.name for path in tmp_path.rglob("*")}
+    assert not left & {"rows", "rows.npy", "backup", "checkpoint"}
     reads = framed.reads(tmp_path / "private")
     assert any("hit rate" in read for read in reads)
     events = (base / "private" / "logs" / "whole").rglob("events.out.*")

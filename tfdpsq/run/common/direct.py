@@ -101,7 +101,7 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
     else:
         multiplier = retriever.public_negatives_sensitivity_multiplier()
     own["sensitivity_multiplier"] = multiplier
-    plan = training.make_plan(c, training.spec_of(s, units, **own))
+    plan = privacy.make_plan(training.spec_of(s, units, **own))
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
         rows = _rows_at_a_time(s, plan)
@@ -279,7 +279,7 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
         trained = np.setdiff1d(np.arange(len(rows)), held_out)
         data = _Shuffled(rows, trained, s.batch_size, s.seed)
         dataset = data.dataset(backup.done, s.steps)
-        training.fit(c, model, dataset, backup, progress, callbacks)
+        training.fit(c, s.steps, model, dataset, backup, progress, callbacks)
 
 
 class _Shuffled(pretraining.Batches):

@@ -1,4 +1,4 @@
-"""Hard negatives of pairs, read from a TREC run, and the check of their origin.
+"""Hard negatives of pairs, that `mine` wrote, and the check of their origin.
 
 The negatives of one query must not depend on other queries: the certificate would not
 cover what they carry. A query's negatives leave out all of its answers, so those of one
@@ -27,7 +27,7 @@ from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import DataError, InputError
 
 RUN_FILE = "run.trec"
-BY_QUERY = "each query and public data alone"
+_BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
 _SCHEMA = """
@@ -57,49 +57,36 @@ order by score desc, document desc
 """
 
 
-class Ranking(Artefact):
-    """A TREC run: what `mine` wrote, or a file by any system."""
+class Mined(Artefact):
+    """What `mine` wrote: of each query, documents that follow from it alone."""
 
-    wanted = "what mine wrote, or a TREC run"
+    wanted = "what mine wrote"
 
     @classmethod
     def is_at(cls, path: str) -> bool:
         """See `Artefact.is_at`."""
-        return os.path.isfile(_file_of(path))
-
-    def fingerprint(self, private: Any) -> str:
-        """See `Artefact.fingerprint`; keyed, as a file may be of private queries."""
-        found = super().fingerprint(private)
-        if records.read_stage(self.path) is None:
-            return records.keyed_fingerprint(found, private)
-        return found
+        return super().is_at(path) and os.path.isfile(os.path.join(path, RUN_FILE))
 
 
 @dataclasses.dataclass(frozen=True)
 class HardNegativesSettings(settings.Settings):
     """Settings of hard negatives."""
 
-    run: str = path(Ranking, "")
+    run: str = path(Mined, "")
     count: int = setting(1, ge=1, le=10_000, when="run", help="negatives of a row")
     skip: int = setting(
         0, ge=0, le=10_000, when="run", help="best ones, which may be unjudged answers"
     )
     corpus: str = path(Corpus, "", when="run", help='"" for the documents of pairs')
-    made_from: str = setting(
-        "",
-        choices=("", BY_QUERY),
-        when="run",
-        help="declare that, of a run that mine did not write, if it is true",
-    )
 
 
 def check(s: Any, given: Given, protects: bool = True) -> None:
-    """Refuses negatives of another split, without a corpus or of unknown origin.
+    """Refuses negatives without a corpus.
 
     And those of single pairs of a query, where the method `protects` units.
     """
-    own, pairs, run = s.hard_negatives, given["pairs"], given[RUN]
-    if run is None:
+    own, pairs = s.hard_negatives, given["pairs"]
+    if given[RUN] is None:
         return
     if protects and s.unit == "pair":
         raise InputError(
@@ -110,15 +97,6 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
         raise InputError(
             f"hard_negatives.corpus is '', and {pairs.path} holds pairs but no corpus. "
             'Set it to a BEIR directory, or to "pydocs".'
-        )
-    if run.promised or _mined(run.path):
-        if run.facts.get("split") != s.split:
-            raise _not_of(run, pairs, s.split)
-    elif own.made_from != BY_QUERY:
-        raise InputError(
-            f"hard_negatives.made_from is {own.made_from!r}, and mine did not write "
-            f"{own.run}. Let mine write it, or set made_from to {BY_QUERY!r} if that "
-            "is true."
         )
 
 
@@ -131,31 +109,18 @@ def origin(c: Context) -> str:
     own, run = c.settings.hard_negatives, c.given[RUN]
     if run is None:
         return "none"
-    count, mined = f"the {own.count} best after {own.skip}", _mined(run.path)
-    if mined is None:
-        return f"{count}, from a run declared to be made from {BY_QUERY}"
+    mined = records.read_stage(run.path) or {}
+    found = mined["depends"]["inputs"]["pairs"], mined["depends"]["settings"]["split"]
     # Of several workers, the others have a workdir and a key of their own.
     chief = c.devices is None or c.devices.chief
-    if chief and mined["depends"]["inputs"]["pairs"] != c.inputs["pairs"]:
-        raise _not_of(run, c.given["pairs"], c.settings.split)
-    return f"{count}, mined by {mined['result']['by']} from {BY_QUERY}"
-
-
-def _mined(run: str) -> dict[str, Any] | None:
-    """Returns the record of a run that `mine` wrote."""
-    record = records.read_stage(run)
-    return record if record is not None and record["stage"] == "mine" else None
-
-
-def _not_of(run: Artefact, pairs: Artefact, split: str) -> InputError:
-    return InputError(
-        f"hard_negatives.run {run.path} was not mined for split {split!r} of "
-        f"{pairs.path} in its present state. Mine for it, in the same workdir."
-    )
-
-
-def _file_of(run: str) -> str:
-    return os.path.join(run, RUN_FILE) if os.path.isdir(run) else run
+    if chief and found != (c.inputs["pairs"], c.settings.split):
+        raise InputError(
+            f"hard_negatives.run {run.path} was not mined for split "
+            f"{c.settings.split!r} of {c.settings.pairs} in its present state. Mine "
+            "for it, in the same workdir."
+        )
+    by = mined["result"]["by"]
+    return f"the {own.count} best after {own.skip}, mined by {by} from {_BY_QUERY}"
 
 
 class NegativeTable:
@@ -179,7 +144,8 @@ class NegativeTable:
         for pair in pairs.load(s.split, "pair").read():
             row = (pair.query_id, pair.document_id, _digest(pair.document))
             find("insert or ignore into answers values (?, ?, ?)", row)
-        for _, query, document, score in measures.stream_trec_run(_file_of(own.run)):
+        ranking = os.path.join(own.run, RUN_FILE)
+        for _, query, document, score in measures.stream_trec_run(ranking):
             # trec_eval ranks by float32.
             find(_RANKED, (query, document, float(np.float32(score))))
         corpus = (c.given[CORPUS] or pairs).beir()
@@ -190,7 +156,7 @@ class NegativeTable:
             raise DataError(
                 own.run,
                 f"document {missing!r} is not in {corpus.path}",
-                "Set hard_negatives.corpus to the documents that the run was made on.",
+                "Set hard_negatives.corpus to mine's.",
             )
         queries = find("select distinct query from ranked").fetchall()
         if not any(self.find(query) for (query,) in queries):

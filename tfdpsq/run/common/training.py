@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -208,7 +208,7 @@ def require_continuable(s: Any, given: Given) -> None:
     if histogram is not None and (s.continues or not finite):
         raise InputError(
             f"histogram is {histogram.path}, whose cost counts within a finite epsilon "
-            f"of a run from public weights, but epsilon is {s.epsilon} and continues "
+            f"from public weights, but epsilon is {s.epsilon} and continues "
             f"{s.continues!r}. Leave histogram out."
         )
     if s.continues and not (follows and finite):
@@ -260,7 +260,6 @@ class Units:
       groups: maps pairs to their users, for unit "user".
       private: whether these are private pairs.
       n: the number that may be published.
-      n_is_public: whether that is `count`.
     """
 
     rows: Rows
@@ -268,7 +267,6 @@ class Units:
     groups: privacy.Groups | None
     private: bool
     n: int
-    n_is_public: bool
 
 
 def units_of(c: Context) -> Units:
@@ -283,17 +281,16 @@ def units_of(c: Context) -> Units:
     rows = pairs.load(s.split, s.unit)
     count, groups = rows.count, None
     if rows.table is None:
-        return Units(rows, count, None, False, count, True)
+        return Units(rows, count, None, False, count)
     if s.unit == "user":
         groups = privacy.Groups.of(pairs.beir().owners(rows.table, s.user_field))
         count = len(groups)
     c.counts["units"] = count
     if s.n_is_public == bool(s.n_bound):
         raise InputError(
-            f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}; delta and the "
-            "sampling probability depend on the number of units. Set n_is_public to "
-            f"True if the number of {s.unit} units may be published, or n_bound to a "
-            "public bound on it, and leave the other one."
+            f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}. Set n_is_public "
+            f"to True if the number of {s.unit} units may be published, or n_bound to "
+            "a public bound on it, and leave the other one."
         )
     if not s.n_is_public and count > s.n_bound:
         raise InputError(
@@ -301,7 +298,7 @@ def units_of(c: Context) -> Units:
             "Declare a larger bound."
         )
     n = count if s.n_is_public else s.n_bound
-    return Units(rows, count, groups, True, n, s.n_is_public)
+    return Units(rows, count, groups, True, n)
 
 
 def with_steps(s: Any, n: int) -> Any:
@@ -329,23 +326,11 @@ def spec_of(s: Any, units: Units, **changes: Any) -> privacy.PrivacySpec:
     names = [name for name in (*names, "batch_size", "steps") if name not in changes]
     return privacy.PrivacySpec(
         num_units=units.n,
-        n_is_public=units.n_is_public,
+        n_is_public=s.n_is_public or not units.private,
         delta=(s.delta or None) if math.isfinite(s.epsilon) else None,
         **{name: getattr(s, name) for name in names},
         **changes,
     )
-
-
-def make_plan(c: Context, own: privacy.PrivacySpec) -> privacy.PrivacyPlan:
-    """Returns the plan of a run, which with its histogram stays within the spec's ε.
-
-    Raises:
-      InputError: the histogram's certificate does not hold, or it cost above 5 %.
-    """
-    histogram = c.given.get("histogram")
-    if histogram is None:
-        return privacy.make_plan(own)
-    return budget.plan_within(own, _runs_of(histogram))
 
 
 # -- The run ---------------------------------------------------------------------------
@@ -359,7 +344,8 @@ def _earlier(c: Context) -> tuple[Artefact | None, str | None]:
     return c.given["init"], None if continues == COMPOSED else continues
 
 
-def _runs_of(artefact: Artefact) -> Sequence[budget.Run]:
+def runs_of(artefact: Artefact) -> Sequence[budget.Run]:
+    """Returns the runs that an artefact's certificate counts, or its promise plans."""
     if artefact.promised:
         return artefact.runs
     if artefact.certificate is None:
@@ -374,7 +360,7 @@ def runs_with(c: Context, plan: privacy.PrivacyPlan) -> list[budget.Run]:
       InputError: the earlier certificate does not hold, or both cannot be composed.
     """
     before, disjoint = _earlier(c)
-    earlier = [] if before is None else _runs_of(before)
+    earlier = [] if before is None else runs_of(before)
     own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
     return [dataclasses.replace(own, key=f"planned {c.place.name}"), *earlier]
 
@@ -414,20 +400,18 @@ def stored_rows(
 
 def train(
     c: Context,
-    s: Any,
+    planned: Planned,
     model: tf.keras.Model,
-    plan: privacy.PrivacyPlan,
     losses: Callable,
     optimizer: Any,
     take: Callable,
-    units: Units,
     microbatch_size: int,
     **options: Any,
 ) -> dict[str, Any]:
     """Calls `privacy.train` in the run that `open_run` opened; shows its progress.
 
-    `s` are the stage's settings, with steps. Model and optimizer were made in
-    `c.scope()`; `options` and the rest are arguments of `privacy.train`.
+    Model and optimizer were made in `c.scope()`; `planned` is that of `Training.plan`,
+    and what follows are arguments of `privacy.train`.
 
     Returns:
       "steps_executed", those paid for; and "diverged", what to say of weights that are
@@ -438,6 +422,7 @@ def train(
       InputError: what `privacy.train` raises.
     """
     assert c.devices is not None
+    s, units, plan = planned
     progress = Progress(
         c.place.logs,
         plan.spec.steps,
@@ -491,13 +476,12 @@ def certificate_of(
     """Returns the certificate of a run on private pairs, and of what it follows.
 
     It lists all private reads of the workdir so far: earlier ones may have influenced
-    this run's settings. `result` is that of `train`, `training` the facts of it, and
-    `stated` has other attributes of `Certificate`; "run_id" is `None` for what has no
-    ledger.
+    this run's settings. `result` is that of `train`; `training` and `stated` are
+    attributes of `Certificate`, with "run_id" `None` where there is no ledger.
     """
     assert c.devices is not None
     before, disjoint = _earlier(c)
-    diverged = {name: result[name] for name in ("diverged",) if name in result}
+    diverged = {"diverged": result["diverged"]} if "diverged" in result else {}
     if "run_id" not in stated:
         # Only the chief of several workers has the ledger, and keeps the output.
         stated["run_id"] = runs.run_id(c.place) if c.devices.chief else None
@@ -516,19 +500,12 @@ def certificate_of(
 # -- Training by `fit`, without a guarantee --------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Backup:
-    """The folder of a run's backups, its steps, those of an epoch, and epochs done."""
+class Backup(NamedTuple):
+    """The folder of a run's backups, steps of an epoch, and the steps that are done."""
 
     folder: pathlib.Path
-    steps: int
     per_epoch: int
-    epochs: int
-
-    @property
-    def done(self) -> int:
-        """Steps that are done."""
-        return self.epochs * self.per_epoch
+    done: int
 
 
 def open_backup(c: Context, s: Any) -> Backup:
@@ -543,11 +520,12 @@ def open_backup(c: Context, s: Any) -> Backup:
         epochs = workers.chiefs_number(pretraining.epochs_in(folder))
     if epochs:
         logging.info("going on after step %d", epochs * per_epoch)
-    return Backup(folder, s.steps, per_epoch, epochs)
+    return Backup(folder, per_epoch, epochs * per_epoch)
 
 
 def fit(
     c: Context,
+    steps: int,
     model: tf.keras.Model,
     dataset: Any,
     backup: Backup,
@@ -555,7 +533,7 @@ def fit(
     callbacks: Sequence[tf.keras.callbacks.Callback],
     **options: Any,
 ) -> None:
-    """Calls `model.fit` in `c.scope()`, from the last backup if there is one.
+    """Calls `model.fit` in `c.scope()`, from the last backup to the last of `steps`.
 
     `dataset` begins with step `backup.done`. Callbacks are called before a backup.
 
@@ -571,11 +549,15 @@ def fit(
     with progress, c.devices.notice.training() as asked:
         model.fit(
             dataset,
-            epochs=math.ceil(backup.steps / backup.per_epoch),
+            epochs=math.ceil(steps / backup.per_epoch),
             steps_per_epoch=backup.per_epoch,
-            initial_epoch=backup.epochs,
+            initial_epoch=backup.done // backup.per_epoch,
             verbose=0,
-            callbacks=[*callbacks, saved, _Steps(progress, backup, asked, state)],
+            callbacks=[
+                *callbacks,
+                saved,
+                _Steps(progress, steps, backup.done, asked, state),
+            ],
             **options,
         )
 
@@ -583,10 +565,12 @@ def fit(
 class _Steps(tf.keras.callbacks.Callback):
     """Shows every step of `fit`; ends it after the last one, or on a signal."""
 
-    def __init__(self, progress: Progress, backup: Backup, asked: Any, state: Any):
+    def __init__(
+        self, progress: Progress, steps: int, done: int, asked: Any, state: Any
+    ):
         super().__init__()
-        self._progress, self._asked, self._state = progress, asked, state
-        self._steps, self._done = backup.steps, backup.done
+        self._progress, self._steps, self._done = progress, steps, done
+        self._asked, self._state = asked, state
 
     def on_train_begin(self, logs: Any = None) -> None:
         workers.copy_from_chief(self._state)  # which alone has restored a backup

@@ -16,12 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq import privacy
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import batches
 from tfdpsq.privacy import plan as plans
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Generator, Histogram
@@ -112,14 +114,18 @@ class Finetune(training.Training):
         spec = training.spec_of(s, units)
         rows = plans.max_batch_size_of(spec) * spec.rows_per_unit
         batches.require_microbatches(rows, s.microbatch_size, c.devices.replicas)
-        return s, units, training.make_plan(c, spec)
+        histogram = c.given["histogram"]
+        if histogram is None:
+            return s, units, privacy.make_plan(spec)
+        # What both cost stays within epsilon.
+        return s, units, budget.plan_within(spec, training.runs_of(histogram))
 
     def run(self, c: Context) -> dict[str, Any]:
         """Plans, pays, trains, and writes the generator."""
         if c.given["histogram"] is not None:
             # What could not be synthesized by would be paid for in vain.
             documents.Histogram.load(c.given["histogram"].path).rates(1, 0)
-        s, units, plan = self.plan(c)
+        planned = s, units, plan = self.plan(c)
         preprocessor = _preprocessor(c)
         training.open_run(c, plan)
         with c.scope():
@@ -128,13 +134,11 @@ class Finetune(training.Training):
         stored = training.stored_rows(c, units.rows.read(), preprocessor.arrays)
         result = training.train(
             c,
-            s,
+            planned,
             model,
-            plan,
             lambda batch: model.per_example_losses(batch, training=True),
             optimizer,
             stored.take,
-            units,
             s.microbatch_size,
             layers=[model],
             engine=s.engine,

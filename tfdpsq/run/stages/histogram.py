@@ -10,10 +10,9 @@ epsilon, and the certificate of the generator, and of what it writes, is for bot
 **Mechanism.** One step of the engine that trains models: the sum over all units of a
 vector that is clipped to L2 norm 1, and Gaussian noise, released once. The vector of a
 query, or a pair, has 1 at the cluster of its document and 0 elsewhere; that of a user
-is the sum over up to `rows_per_unit` of its queries. Every unit takes part (q = 1).
-**Sensitivity.** Adding or removing a unit adds or takes away its vector, of norm at
-most 1, and leaves all others as they are: the clusters depend on the documents alone,
-which are public. So the sum moves by at most 1 in L2.
+is the sum over up to `rows_per_unit` of its queries. Every unit takes part (q = 1), and
+one more or less moves the sum by at most 1, as clusters depend on public documents
+alone.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Histogram(training.Training):
         if not given["pairs"].raw:
             raise InputError(
                 f"pairs is {s.pairs}, a synthetic or public set: counts of it need no "
-                "noise, and say nothing of private queries. Give a BEIR directory."
+                "noise. Give a BEIR directory."
             )
 
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:

@@ -49,10 +49,6 @@ class Mine(Stage):
         if given["corpus"] is None and not given["pairs"].raw:
             raise InputError(f"pairs is {s.pairs}, a set of queries. Give corpus, too.")
 
-    def facts(self, s: Settings, given: Given) -> dict[str, Any]:
-        """What `hard_negatives` compares with the pairs that are trained on."""
-        return {"split": s.split}
-
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
         """Private queries decide what is written."""
         if not given["pairs"].raw:

@@ -3,11 +3,10 @@
     tfdpsq pretrain --workdir=DIR --config.data=BEIR
 
 Every batch has pseudo-queries to write and a contrastive task for the encoder (see
-`generator.pretraining`). The stage trains on no query and reads none of yours ("pydocs"
-compares further `texts` with its queries, to refuse them). Writes the model with its
-vocabulary, and `pretraining.json` with the losses, those of held-out documents too. A
-killed run goes on from its last backup to the same weights, also under another
-`--strategy` (with dropout, a TPU draws other masks).
+`generator.pretraining`); no query is read. Writes the model with its vocabulary, and
+`pretraining.json` with the losses, those of held-out documents too. A killed run goes
+on from its last backup to the same weights, also under another `--strategy` (with
+dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data import Document, RowStore, Tokenizer, train_vocabulary, write_rows
-from tfdpsq.data.beir import read_documents
 from tfdpsq.data.io import write_json
 from tfdpsq.data.pydocs import public_documents
-from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.texts import documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretraining
@@ -34,7 +31,7 @@ from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.layers import T5Config
 from tfdpsq.run.common import training
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import PYDOCS, Corpus, File, Generator
+from tfdpsq.run.frame.artefacts import Corpus, File, Generator
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context, Given, Stage
@@ -55,7 +52,6 @@ class Pretrain(Stage):
         """Settings of `pretrain`: those of the T5 that is shipped."""
 
         data: str = path(Corpus, "pydocs")
-        texts: tuple[str, ...] = path(File, (), help="more, in files as corpus.jsonl")
         init: str = path(Generator, "", help="a T5 to go on from")
         vocabulary: str = path(File, "", when={"init": ("",)}, help='"" learns one')
         t5: Any = nested(
@@ -90,9 +86,7 @@ class Pretrain(Stage):
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what is not public: the weights would carry no certificate of it."""
         for name, one in given.each():
-            file = pathlib.Path(one.path)
-            private = file.name.startswith("queries.") or file.parent.name == "qrels"
-            if one.privacy > Privacy.PUBLIC or (name.startswith("texts") and private):
+            if one.privacy > Privacy.PUBLIC:
                 raise InputError(
                     f"{name} is {one.path}, which private queries had a part in. Give "
                     "public documents."
@@ -103,14 +97,10 @@ class Pretrain(Stage):
         return {"documents": documents_fingerprint(_documents(c))}
 
     def run(self, c: Context) -> dict[str, Any]:
-        """Raises DataError if further text of "pydocs" has one of its queries."""
+        """Trains, and writes the model and its losses."""
         assert c.devices is not None
         s = c.settings
         c.devices.require_share(s.batch_size)
-        if s.data == PYDOCS and s.texts:
-            queries = Sentences(c.given["data"].beir().queries().values())
-            for text in c.given["texts"]:
-                refuse_recurring(text.path, queries)
         backup = training.open_backup(c, s)
         tokenizer = _tokenizer(c, backup.folder)
         tf.keras.utils.set_random_seed(s.seed)
@@ -140,10 +130,8 @@ class Pretrain(Stage):
 
 
 def _documents(c: Context) -> Iterator[Document]:
-    """Yields the documents of the corpus, then those of further files."""
-    yield from public_documents(c.given["data"].beir())
-    for text in c.given["texts"]:
-        yield from read_documents(pathlib.Path(text.path), may_be_empty=True)
+    """Yields documents, and what `public.jsonl` beside them holds."""
+    return public_documents(c.given["data"].beir())
 
 
 def _tokenizer(c: Context, own: pathlib.Path) -> Tokenizer:
@@ -175,16 +163,14 @@ def _rows(
             s.seed,
             **shares,
         )
-        # The contrastive task needs at least two rows.
-        first = list(itertools.islice(chunks, 1))
-        count = len(next(iter(first[0].values()))) if first else 0
-        if count < 2:
+        first = next(chunks, {"document_key": ()})
+        if len(first["document_key"]) < 2:  # which the contrastive task needs
             raise InputError(
-                f"{s.data} gives {count} rows of {path.name}; pretraining needs "
-                "hundreds of documents with sentences. Give more text, or lower "
-                f"held_out_one_in, now {s.held_out_one_in}."
+                f"{s.data} gives no rows of {path.name}; pretraining needs hundreds of "
+                "documents with sentences. Give more text, or lower held_out_one_in, "
+                f"now {s.held_out_one_in}."
             )
-        write_rows(path, itertools.chain(first, chunks))
+        write_rows(path, itertools.chain([first], chunks))
     return RowStore(path)
 
 
@@ -216,6 +202,7 @@ def _fit(
         batches = pretraining.Batches(rows, s.batch_size, s.seed)
         training.fit(
             c,
+            s.steps,
             trainer,
             batches.dataset(backup.done, s.steps),
             backup,
@@ -225,10 +212,10 @@ def _fit(
                 size, drop_remainder=True
             ),
         )
-    return _curve(curve, backup)
+    return _curve(curve, backup.per_epoch, s.steps)
 
 
-def _curve(file: pathlib.Path, backup: training.Backup) -> dict[str, Any]:
+def _curve(file: pathlib.Path, every: int, steps: int) -> dict[str, Any]:
     """Returns "steps" of the epochs' ends, mean "losses", and what "held_out" has.
 
     An epoch whose backup was lost is there twice; the last one counts.
@@ -237,7 +224,7 @@ def _curve(file: pathlib.Path, backup: training.Backup) -> dict[str, Any]:
         epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
     found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
     for epoch, row in sorted(epochs.items()):
-        done = min((epoch + 1) * backup.per_epoch, backup.steps)
+        done = min((epoch + 1) * every, steps)
         values = {name: round(float(value), 4) for name, value in row.items()}
         held_out = {n[4:]: v for n, v in values.items() if n.startswith("val_")}
         losses = {n: v for n, v in values.items() if not n.startswith("val_")}

@@ -10,13 +10,11 @@ documents, with any index of them, stay as they are. `documents` and `queries` a
 `adapter.npy`, [D, D] float32: search with `queries @ adapter`, scaled to unit length.
 `evaluate` takes the output as a system.
 
-**Sensitivity.** A row's loss is a softmax over its own document, its hard negatives and
-documents drawn from the whole corpus, without looking at the pairs (see
-`layers.sampled_softmax`). It reads no other row. So adding or removing a unit moves the
-sum of clipped gradients by the clip norm C at most, whatever the batch. It holds if the
-embedding of a query follows from that query and public data alone: the encoder must not
-have been trained on the pairs. Where an encoder embeds several queries at a time, the
-last bit of one can depend on the others; such rounding is not covered.
+**Sensitivity.** One unit more or less moves the sum of clipped gradients by the clip
+norm at most, whatever the batch (see `_ARGUMENT`), if the embedding of a query follows
+from that query and public data alone: the encoder must not have been trained on the
+pairs. Where an encoder embeds several queries at a time, the last bit of one can depend
+on the others; such rounding is not covered.
 """
 
 from __future__ import annotations
@@ -126,7 +124,7 @@ class TrainAdapter(training.Training):
         """Plans, pays, trains, and writes the matrix."""
         documents, queries = _opened(c)
         mined = hard_negatives.origin(c)
-        s, units, plan = self.plan(c)
+        planned = s, units, plan = self.plan(c)
         beir = c.given["pairs"].beir()
         documents.require((d.id for d in beir.documents()), s.pairs)
         inner = tf.keras.Input([documents.store.width])
@@ -137,13 +135,11 @@ class TrainAdapter(training.Training):
         encode = _encoding(c, documents, queries)
         result = training.train(
             c,
-            s,
+            planned,
             model,
-            plan,
             lambda batch: loss(batch["documents"], model(batch["query"])),
             tf.keras.optimizers.SGD(rate, momentum=s.momentum),
             training.stored_rows(c, units.rows.read(), encode).take,
-            units,
             min(s.microbatch_size, plan.max_rows),
             layers=[model],
             engine=s.engine,

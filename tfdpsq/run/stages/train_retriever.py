@@ -154,7 +154,7 @@ class TrainRetriever(training.Training):
             model = _untrained(c)
         else:
             mined = hard_negatives.origin(c)
-            s, units, plan = self.plan(c)
+            planned = s, units, plan = self.plan(c)
             own: dict[str, Any] = {}
             if s.method == PLAIN:
                 model = _untrained(c)
@@ -163,7 +163,7 @@ class TrainRetriever(training.Training):
             else:
                 training.open_run(c, plan)
                 model = _untrained(c)
-                result = direct.train(c, s, model, units, plan)
+                result = direct.train(c, planned, model)
             if units.private:
                 facts = training.training_facts(s, model)
                 facts.update(direct.facts(s, model), hard_negatives=mined)
