@@ -137,8 +137,7 @@ def top_k_layer(
     Args:
       kind: "scann_brute_force" (exact), "brute_force" (exact, TFRS's, without ScaNN)
         or "scann" (approximate, TFRS's `ScaNN`: of 2√N leaves a twentieth is searched,
-        at least 16, and 20·k documents, at least 200, are scored exactly;
-        `tests/benchmarks/search.py` measures the recall).
+        at least 16, and 20·k documents, at least 200, are scored exactly).
       documents: N, that will be indexed; of "scann" at least `LEAST_OF_TREE`.
       k: documents a query.
       query_model: as for `ScannBruteForce`.
