@@ -240,7 +240,7 @@ def test_bad_settings_are_named(base, tmp_path):
         ({"systems": {"mine": "embeddings"}}, "systems.mine is embeddings, which emb"),
         ({"systems": {"two words": "bm25"}}, "'two words' names"),
         ({"baseline": "mine"}, "baseline names 'mine'; there are words"),
-        ({"data": str(base / "public_queries")}, "a set of queries. Give a BEIR dir"),
+        ({"data": str(base / "public_queries")}, "a set. Give a BEIR dir"),
         ({"split": "tets"}, "tets.tsv"),
         ({"rerankers": {"a": str(base / "pairs")}}, "rerank.base names 'bm25'"),
         ({"strict": True}, "strict mode refuses"),

@@ -73,7 +73,7 @@ def _run(config, workdir):
         ({"evaluate__strict": True}, "evaluate.strict is True, which this command"),
         ({"direct__method": "naive", "direct__bidirectional": True}, "bidirectional"),
         ({"direct__unit": "user"}, "direct_eps8: .*unit is 'user'"),
-        ({"evaluate__rerank__depth": 500}, "rerank.depth is 500, but k is 100"),
+        ({"evaluate__rerank__depth": 500}, "rerank.depth is 500, k 100"),
         ({"rerank": False, "evaluate__rerank__depth": 9}, "rerank is .* rerankers is"),
         ({"evaluate__fusion__base": "direct_eps1"}, "'direct_eps1'"),
         ({"embedded": "embedded", "adapter__split": "test"}, "adapter.split and eval"),

@@ -33,10 +33,7 @@ def write(
     manifest: Mapping[str, Any],
     how_to_read: str = READ_SET,
 ) -> None:
-    """Writes the card of a set into its directory, or into that of an export.
-
-    `how_to_read` is code that reads the set from `directory`.
-    """
+    """Writes a set's card; `how_to_read` is code that reads it from `directory`."""
     atomic_write(pathlib.Path(directory) / FILE_NAME, text(manifest, how_to_read))
 
 

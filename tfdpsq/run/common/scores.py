@@ -21,15 +21,12 @@ QRELS_FILE = "qrels.trec"
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Results on one corpus: how many queries are judged, and by system what is found.
-
-    `fused` has those of each system with the base of the fusion.
-    """
+    """Results on one corpus, by system."""
 
     test: Part
-    queries: int
+    queries: int  # that are judged
     systems: dict[str, RankingResult]
-    fused: dict[str, RankingResult]
+    fused: dict[str, RankingResult]  # each with the base of the fusion
 
 
 def measure(
@@ -37,11 +34,7 @@ def measure(
 ) -> Measured:
     """Measures systems, fusions and rerankers on one corpus; writes TREC files.
 
-    Args:
-      c: of `evaluate`.
-      test: the corpus and its queries.
-      queries: {query id: text} of those that are judged.
-      run_of: reads what a system found.
+    `queries` maps ids of judged queries to texts; `run_of` reads what a system found.
     """
     s, beir, more = c.settings, test.beir(), test.ignore_identical_ids
     qrels = beir.qrels(test.split)
@@ -74,8 +67,7 @@ def measure(
 def _without_self(run: Run, qrels: Mapping[str, Any], k: int) -> Run:
     """Returns the best `k` documents of each query, without that of its own id.
 
-    They go before anything else is made of a run: in a fusion they would set the scale
-    of all other scores, and in reranking take a place.
+    In a fusion it would set the scale of all scores, in reranking take a place.
     """
     warn_of_identical_ids(qrels, run, ignored=True)
     others = {
@@ -86,12 +78,7 @@ def _without_self(run: Run, qrels: Mapping[str, Any], k: int) -> Run:
 
 
 def summary(parts: Sequence[Measured], s: Any) -> dict[str, Any]:
-    """Returns a set's numbers, as JSON.
-
-    Args:
-      parts: one, or the forums of CQADupStack, each of which counts the same.
-      s: settings of `evaluate`.
-    """
+    """Returns a set's numbers as JSON; each of CQADupStack's forums counts the same."""
     test, fusing = parts[0].test, s.fusion
     fused = _rows([part.fused for part in parts], s)
     found: dict[str, Any] = {

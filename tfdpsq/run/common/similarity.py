@@ -30,10 +30,8 @@ from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
 _FIRST_SEED = 25  # of k-means, as published
-# Training queries that are indexed at a time.
-_INDEXED = 20_000
-# Tokens of a text: more than a query has.
-_LENGTH = 128
+_INDEXED = 20_000  # training queries at a time
+_LENGTH = 128  # tokens of a text: more than a query has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +50,7 @@ class SimilaritySettings(settings.Settings):
 def measure(
     own: SimilaritySettings, sets: Mapping[str, str], beir: BeirDirectory, split: str
 ) -> dict[str, dict[str, Any]]:
-    """Compares sets of synthetic queries with private ones.
-
-    Args:
-      own: the settings.
-      sets: their directories, by name.
-      beir: the private pairs.
-      split: of the held-out queries.
+    """Compares sets (directories by name) with the private queries of a split.
 
     Returns:
       {set: JSON values}, see the module; without "mauve" where there are fewer than two
@@ -119,10 +111,7 @@ def _queries(place: str) -> Iterable[str]:
 
 
 def _sample(own: SimilaritySettings, texts: Iterable[str], count: int) -> list[str]:
-    """Draws texts in random order, so that a beginning is a smaller sample.
-
-    Their places are public, and the same in every run.
-    """
+    """Draws texts at public places in random order: a beginning is a sample, too."""
     places = np.random.default_rng(0).permutation(count)[: own.samples].tolist()
     found = dict.fromkeys(places, "")
     for place, text in enumerate(texts):
@@ -156,14 +145,12 @@ def _bleu(pairs: Sequence[tuple[str, list[str]]], split: str) -> dict[str, Any]:
 
 def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
     """Compares samples of synthetic and held-out queries of the same size."""
-    both = {
-        "synthetic": evaluation.diversity_of(ours),
-        "held_out": evaluation.diversity_of(theirs),
-    }
+    own, other = evaluation.diversity_of(ours), evaluation.diversity_of(theirs)
     difference = evaluation.diversity_difference(ours, theirs)
     return {
         kind: {
-            **{name: values[kind] for name, values in both.items()},
+            "synthetic": own[kind],
+            "held_out": other[kind],
             **difference.get(kind, {}),
         }
         for kind in ("distinct", "lengths", "vocabulary")
@@ -173,11 +160,7 @@ def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
 def load_features(
     init: str, batch_size: int = 128
 ) -> Callable[[Sequence[str]], np.ndarray]:
-    """Loads an encoder, whose states over a text's tokens, EOS included, are averaged.
-
-    Args:
-      init: a T5 with its vocabulary.
-      batch_size: texts at a time.
+    """Loads a T5's encoder, whose states over a text's tokens and EOS are averaged.
 
     Returns:
       Takes n texts, and returns [n, hidden_dim] float32 in their order; equal texts

@@ -28,8 +28,6 @@ RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
 HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
 # Forms of canaries, and what is added to the names of their columns.
 _FORMS = ((canary_set.PAPER_FORMS, ""), (canary_set.OUR_FORMS, ", our forms"))
-
-
 _NUMBER = r"eps\d+(?:\.\d+)?"
 _GENERATED = rf"synthetic-(\w+)-(inf|{_NUMBER})|direct-({_NUMBER})"
 
@@ -70,11 +68,8 @@ class Row:
 class Cell:
     """One of our numbers.
 
-    Attributes:
-      value: the number.
-      queries: what it is the mean of, [queries] for each set, in an order shared by all
-        cells of a column; empty for any other number.
-      note: remark printed below it.
+    `queries` holds what it is the mean of, [queries] for each set, in an order shared
+    by all cells of a column; `note` is printed below it.
     """
 
     value: float
@@ -96,10 +91,7 @@ def rows_of(table: Mapping[str, Any]) -> list[Row]:
 
 
 def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str, Any]:
-    """Returns a table of our numbers beside the paper's, as JSON.
-
-    `table` is an entry of `reproduce`'s setting `tables`; `resamples` of `judge`.
-    """
+    """Returns an entry of `tables` with our numbers beside the paper's, as JSON."""
     names = table["columns"]
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
     shared = [c for c in names if all(c in ours[r] and c in paper[r] for r in paper)]
@@ -140,12 +132,8 @@ def judge(
 ) -> dict[str, Any]:
     """Checks whether (row above, row below, column), an ordering of the paper's, holds.
 
-    Args:
-      claim: the ordering; in columns of `lower`, less is better.
-      ours: our cells.
-      paper: its numbers.
-      lower: names of columns.
-      resamples: of the 95 % interval over queries, drawn within each set.
+    In columns of `lower`, less is better. The 95 % interval is over queries, resampled
+    within each set.
 
     Returns:
       The claim; "difference", ours, "low" and "high", its interval or `None` without
@@ -273,11 +261,7 @@ def canary_cells(audit: str) -> dict[str, Cell]:
 
 
 def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str:
-    """Writes `tables.json`, `tables.html` and, if there are any, `examples.html`.
-
-    Returns:
-      How many orderings hold in each table, for the terminal.
-    """
+    """Writes the tables and any examples; returns how many orderings hold in each."""
     text = json.dumps(found, indent=1, allow_nan=False)
     page.write_file(private / RESULTS_FILE, text + "\n")
     page.write_file(private / PAGE_FILE, page.render("tables.html.j2", found))

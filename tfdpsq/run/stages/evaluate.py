@@ -24,26 +24,13 @@ from typing import Any
 from tfdpsq import retriever
 from tfdpsq.data import io
 from tfdpsq.retriever.index import EXACT, ROWS, search_chunks
-from tfdpsq.run.common import fusion, scores, search, similarity
+from tfdpsq.run.common import embeddings, fusion, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
-from tfdpsq.run.common.embeddings import (
-    DOCUMENTS,
-    QUERIES,
-    Embeddings,
-    require_one_encoder,
-)
 from tfdpsq.run.common.fusion import FusionSettings, RerankSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
 from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import (
-    Benchmark,
-    Generator,
-    Pairs,
-    Retriever,
-    SyntheticSet,
-    System,
-)
+from tfdpsq.run.frame.artefacts import Generator, Pairs, Retriever, SyntheticSet
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -56,18 +43,11 @@ _OWN: Mapping[str, Any] = {"sets": ({},)}  # acts on the pairs' own split
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Systems that search a corpus, or a shard of it, together.
-
-    Attributes:
-      test: the corpus and its queries.
-      systems: their names.
-      cut: the shards; `None` for the whole corpus.
-      shard: number of the one that is searched.
-    """
+    """Systems that search a corpus, or a shard of it, together."""
 
     test: Part
-    systems: tuple[str, ...]
-    cut: corpus.Parts | None = None
+    systems: tuple[str, ...]  # their names
+    cut: corpus.Parts | None = None  # `None`: the whole corpus
     shard: int = 0
 
 
@@ -87,9 +67,11 @@ class Evaluate(runner.ShardedStage):
             False, when=_OWN, help="leave out a document with the query's own id"
         )
         sets: dict = path(
-            Benchmark, {}, help="public test sets by BEIR's names, instead of data"
+            artefacts.Benchmark,
+            {},
+            help="public test sets by BEIR's names, instead of data",
         )
-        systems: dict = path(System, {BM25: BM25})
+        systems: dict = path(artefacts.System, {BM25: BM25})
         indexes: dict = path(
             artefacts.Embeddings,
             {},
@@ -128,9 +110,7 @@ class Evaluate(runner.ShardedStage):
         if not s.systems and not s.synthetic:
             raise InputError("systems and synthetic are empty: nothing to evaluate.")
         if not s.sets and not given["data"].raw:
-            raise InputError(
-                f"data is {s.data}, a set of queries. Give a BEIR directory."
-            )
+            raise InputError(f"data is {s.data}, a set. Give a BEIR directory.")
         self._check_names(s)
         for name, system in given["systems"].items():
             if name in s.query_embeddings:
@@ -149,9 +129,7 @@ class Evaluate(runner.ShardedStage):
         for name, generator in given["rerankers"].items():
             fusion.require_scorer(f"rerankers.{name}", generator)
         if s.rerankers and s.rerank.depth > s.k:
-            raise InputError(
-                f"rerank.depth is {s.rerank.depth}, but k is {s.k}. Raise k."
-            )
+            raise InputError(f"rerank.depth is {s.rerank.depth}, k {s.k}. Raise k.")
 
     def _check_names(self, s: Settings) -> None:
         """Refuses names that nothing has, and those that are no names of files."""
@@ -324,15 +302,19 @@ def _search_index(
 ) -> Run:
     """Searches embeddings of the corpus, for those of queries, or by a retriever."""
     s, given, beir = c.settings, c.given, test.beir()
-    held = Embeddings(given["indexes"][name], f"indexes.{name}", DOCUMENTS)
+    held = embeddings.Embeddings(
+        given["indexes"][name], f"indexes.{name}", embeddings.DOCUMENTS
+    )
     held.require_made_of(corpus.scan(str(beir.corpus_file)).fingerprint, test.path)
     held.require((document.id for document in beir.documents()), test.path)
     if name in s.query_embeddings:
-        asked = Embeddings(
-            given["query_embeddings"][name], f"query_embeddings.{name}", QUERIES
+        asked = embeddings.Embeddings(
+            given["query_embeddings"][name],
+            f"query_embeddings.{name}",
+            embeddings.QUERIES,
         )
         asked.require_made_of(c.inputs["data"], s.data, s.split)
-        require_one_encoder(held, asked)
+        embeddings.require_one_encoder(held, asked)
         adapter, vectors = given["systems"][name].path, asked.take(list(queries))
         vectors = search.adapted(adapter, vectors, held)
     else:

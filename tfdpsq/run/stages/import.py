@@ -149,11 +149,7 @@ class Import(Stage):
 
 
 def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
-    """Returns split -> log, the table of queries and the corpus, or `None` for those.
-
-    Raises:
-      InputError: columns that do not fit each other.
-    """
+    """Returns split -> log, and the tables of queries and documents, or `None`."""
     s = _with_parts(s)
     columns, found = _named(s.columns), list[Any]()
     for name, text, key in (
@@ -172,9 +168,8 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
     queries, corpus = found
     if not corpus and not s.log_documents_are_public:
         raise InputError(
-            "the corpus would be the documents of this log, which tell what people "
-            "looked for, and are public to every stage. Give a table of documents with "
-            "corpus.path, or set log_documents_are_public=True if they are."
+            "the log's documents, which tell what people looked for, would become the "
+            "public corpus. Give corpus.path, or set log_documents_are_public=True."
         )
     logs = {
         name: tables.Table(log, columns, s.header)
