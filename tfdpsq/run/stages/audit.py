@@ -78,8 +78,7 @@ class Audit(Stage):
         generator, synthetic = given["generator"], given["synthetic"]
         if not generator.facts.get("init"):
             raise InputError(
-                f"generator is {s.generator}, which finetune did not train from a T5. "
-                "Give one that was trained on the canaries."
+                f"generator is {s.generator}. Give one that finetune trained from a T5."
             )
         known = synthetic is not None and not synthetic.promised
         if known and synthetic.origin != generator.origin:
@@ -125,13 +124,8 @@ class Audit(Stage):
 class Subject:
     """The generator under audit, the weights it started from, and its set.
 
-    Attributes:
-      c: what the stage runs with.
-      made: the canaries.
-      pairs: those with the canaries.
-      model, preprocessor: the generator's.
-      documents: id -> content of the documents of canaries.
-      queries: (document id, query) of the synthetic set; `None` without one.
+    `documents` has the contents of canaries' documents by id; `queries` (document id,
+    query) of the set, or `None` without one.
     """
 
     def __init__(self, c: Context):
@@ -170,11 +164,7 @@ class Subject:
     def attacked(
         self, pairs: Sequence[Pair], ratio: str, scores: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns [pairs] scores by attack.
-
-        They are the log-likelihood ratio to the weights that the generator started
-        from, named `ratio`, and those under the synthetic set, if there is one.
-        """
+        """Returns [pairs] scores: of the ratio to the first weights, and of the set."""
         found = {ratio: scores - self.scores(pairs, start=True)}
         if self.queries is None:
             return found
@@ -208,8 +198,7 @@ def _require_trained_on(generator: str, pairs: Any) -> None:
     if not has_key or trained != pairs.fingerprint(private):
         raise InputError(
             f"{generator} was not trained on {pairs.path}, by its {records.STAGE_FILE} "
-            f"and {private / records.KEY_FILE}: secrets must be put in before "
-            "training. Train a generator on them, and audit it where it was trained."
+            f"and {private / records.KEY_FILE}. Train one on them, and audit it there."
         )
 
 

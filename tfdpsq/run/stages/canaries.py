@@ -44,10 +44,8 @@ from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError
 
-# Most characters before a secret: no query length cuts the secret off.
-_PREFIX = 24
-# Of 24 fair coins, fewer than two fall on one side in 3 of a million draws.
-_FEWEST_COINS = 24
+_PREFIX = 24  # characters before a secret: no query length cuts the secret off
+_FEWEST_COINS = 24  # fewer than two fall on one side in 3 of a million draws
 
 
 class InsertCanaries(Stage):
@@ -94,8 +92,8 @@ class InsertCanaries(Stage):
         """Refuses pairs that are not private ones as somebody collected them."""
         if not given["data"].raw or given["data"].facts.get("canaries"):
             raise InputError(
-                f"data is {s.data}, which is a set of queries, or already holds "
-                "canaries. Give the private pairs to train on, a BEIR directory."
+                f"data is {s.data}, a set, or already holds canaries. Give private "
+                "pairs, a BEIR directory."
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:

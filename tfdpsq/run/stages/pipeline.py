@@ -96,10 +96,7 @@ class Pipeline(Job):
             "", help="of documents and all queries by a public encoder: a row"
         )
         adapter_epsilons: tuple[float, ...] = setting(
-            (),
-            of=_EPSILON,
-            when="embeddings",
-            help="of maps of its queries: a row each",
+            (), of=_EPSILON, when="embeddings", help="of maps of its queries"
         )
         histogram_epsilon: float = setting(
             0.0,

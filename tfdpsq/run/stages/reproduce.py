@@ -124,11 +124,7 @@ def _wanted(s: Reproduce.Settings) -> dict[str, Any]:
 
 
 class _Rows(Steps):
-    """The steps of the rows, each made where it is first needed.
-
-    Names of outputs contain the seed, and name the ledgers under `private/runs`: two
-    seeds are two runs.
-    """
+    """The steps of the rows, each made once; a seed in a name gives it a ledger."""
 
     def __init__(self, s: Reproduce.Settings, wanted: Mapping[str, Any]):
         super().__init__()
