@@ -22,7 +22,7 @@ RULES = (
 _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}\x{30FC}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\pM*"
 )
-# A mark on something that is no letter goes with it.
+# A mark on a character that is not a letter goes with it.
 _BETWEEN = r"^\pM+|[^\pL\pN\pM_]+\pM*"
 _BATCH = 1024
 _BUCKETS = 2**63 - 1

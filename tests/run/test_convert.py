@@ -101,7 +101,7 @@ def test_what_is_private_stays_so_and_a_lost_certificate_is_missed(one, tmp_path
         ({"format": "gguf"}, "format is 'gguf'"),
         ({"dtype": "int8"}, "dtype is 'int8', which huggingface has not"),
         ({"format": "keras", "encoder_only": True}, "encoder_only is True, which does"),
-        ({"format": "onnx"}, "format is 'onnx', but .* is no input of it"),
+        ({"format": "onnx"}, "format is 'onnx', but .* has no such form"),
         ({"input": "absent"}, "absent does not exist"),
     ],
 )

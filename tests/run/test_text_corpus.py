@@ -63,7 +63,7 @@ def test_fingerprint_follows_names_sizes_and_times(tmp_path):
 
 def test_missing_and_malformed_files_are_named(tmp_path):
     for name in ("none.txt", "*.txt"):
-        with pytest.raises(InputError, match="is no table. Give a file"):
+        with pytest.raises(InputError, match="is not a table. Give a file"):
             read(tmp_path / name)
     path = tmp_path / "a.jsonl"
     for line in ('{"text": "cut', '{"text": ["a"]}'):

@@ -187,7 +187,7 @@ def docstrings_of(folder: str | os.PathLike) -> Iterator[Docstring]:
             continue  # Python 2 left-overs, templates.
         for node in _owners(tree):
             summary, *rest = _BLANK_LINE.split(ast.get_docstring(node) or "", 1)
-            # An escaped lone surrogate is no text.
+            # An escaped lone surrogate is not text.
             if rest and not re.search("[\ud800-\udfff]", summary + rest[0]):
                 body = "\n".join(line.rstrip() for line in rest[0].splitlines())
                 yield Docstring(" ".join(summary.split()), body.strip())

@@ -61,7 +61,7 @@ class Table:
           what -> value; `None` where there is none, but of a text "".
 
         Raises:
-          InputError: there is no such table or column, or a library is missing.
+          InputError: the table, a column or a library is missing.
           DataError: a file is malformed, or a query or document is not one text.
         """
         for path, number, values in self._read(list(self.columns.values())):
@@ -127,8 +127,8 @@ def files_of(table: str, more: tuple[str, ...] = ()) -> list[str]:
     known = [path for path in found if path.removesuffix(".gz").endswith(ends)]
     if not known:
         raise InputError(
-            f"{table} is no table. Give a file, directory or pattern of files that end "
-            f"in {', '.join(ends)} (perhaps .gz), {IR_DATASETS}NAME or {TFDS}NAME."
+            f"{table} is not a table. Give a file, directory or pattern of files that "
+            f"end in {', '.join(ends)} (perhaps .gz), {IR_DATASETS}NAME or {TFDS}NAME."
         )
     return sorted(known)
 

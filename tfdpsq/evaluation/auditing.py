@@ -71,7 +71,7 @@ def audit_one_run(
     differ in one canary's presence, and the score may use everything released, but
     not the coins. The k+ canaries of highest score are guessed to be in, the k- of
     lowest score to be out, and the rest is left open; `one_run_p_value` says how
-    likely so many right guesses are under (ε, δ)-DP.
+    likely this many right guesses are under (ε, δ)-DP.
 
     How many guesses to make must not depend on how they turn out. So `guesses` is
     declared beforehand: one pair, or several, of which the best bound is returned
@@ -129,7 +129,7 @@ def audit_one_run(
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    r"""The chance of so many right guesses under (ε, δ)-DP, bounded from above.
+    r"""The chance of this many right guesses under (ε, δ)-DP, bounded from above.
 
     Steinke et al. 2023, Theorem 5.2, as computed in their Appendix D. With m
     canaries, r guesses, v of them right, and W ~ Binomial(r, e^ε/(1 + e^ε)),

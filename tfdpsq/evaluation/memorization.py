@@ -111,7 +111,7 @@ def pure_epsilon_bound(
 
     whatever became of other canaries. The number of canaries that do rank so high is
     thus at most Binomial(canaries, p(ε)) in stochastic order, and the bound is the
-    ε at which seeing so many has probability 1 - confidence.
+    ε at which seeing this many has probability 1 - confidence.
 
     It refutes pure ε-DP. It does **not** refute (ε, δ)-DP of the same ε: for that see
     `audit_one_run`, whose theorem covers δ. Where all canaries rank first it is near

@@ -54,7 +54,7 @@ class NgramModel:
         for length in range(len(history) + 1):
             known = history[len(history) - length :]
             counts = self._follow.get(known)
-            if counts is None:  # nor is any longer history known
+            if counts is None:  # no longer history is known either
                 break
             total, different = self._totals[known], len(counts)
             found = (counts[word] + different * found) / (total + different)

@@ -400,7 +400,7 @@ class T5QueryGenerator(tf.keras.Model):
     ) -> T5QueryGenerator:
         """Makes the model that `get_config` described.
 
-        It has no preprocessor, for want of a vocabulary; `load_model` adds it.
+        Without a vocabulary it has no preprocessor; `load_model` adds it.
         """
         del custom_objects  # all layers are built from the shape
         config = {**config, "config": T5Config(**config["config"])}

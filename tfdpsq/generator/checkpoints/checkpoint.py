@@ -134,8 +134,7 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
         a name: "t5_tiny_pydocs", which comes with this package, or that of a preset
         for keras-nlp to download, such as "t5_small_multi". Or a URL of such a
         directory, such as "gs://bucket/checkpoint_1000000".
-      encoder_only: whether the decoder, the head and whatever else is no encoder's are
-        to be left out, or are not there at all.
+      encoder_only: whether to read the encoder alone; the rest may be missing.
 
     Raises:
       InputError: nothing there, or of no known format; or see `locate`.

@@ -77,7 +77,7 @@ def _zarr(directory: pathlib.Path) -> Tensor:
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": os.path.abspath(directory)},
-        "fill_missing_data_reads": False,  # a chunk that is not there is no zeros
+        "fill_missing_data_reads": False,  # a missing chunk does not mean zeros
     }
     with reading(directory):
         store = _library("tensorstore").open(spec, open=True).result()

@@ -49,7 +49,7 @@ def not_t5(path: pathlib.Path, problem: str) -> validation.DataError:
 def require(
     path: pathlib.Path, values: Mapping[str, Any], wanted: Mapping[str, Collection]
 ) -> None:
-    """Raises DataError if a value of a config is none of those wanted for its key."""
+    """Raises DataError if a config value is not one of those wanted for its key."""
     for key, choices in wanted.items():
         if values.get(key) not in choices:
             listed = " or ".join(map(repr, choices))

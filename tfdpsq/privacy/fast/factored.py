@@ -127,7 +127,7 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
 def grouped(use: Use, size: int) -> Use:
     """The use with every `size` consecutive rows made one; `size` divides B.
 
-    Their gradients add up, which for factors is no arithmetic: the positions of all
+    Their gradients add up, which costs no arithmetic for factors: the positions of all
     become positions of one, and the cross terms follow.
     """
     if size == 1:

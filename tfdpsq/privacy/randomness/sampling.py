@@ -148,8 +148,8 @@ class Groups:
         if owners.dtype == object:
             kinds = {type(one) for one in owners}
         comparable: tuple[Any, ...] = ((int, np.integer), str, bytes)
-        alike = any(all(issubclass(k, c) for k in kinds) for c in comparable)
-        if np.ma.is_masked(labels) or not alike:
+        uniform = any(all(issubclass(k, c) for k in kinds) for c in comparable)
+        if np.ma.is_masked(labels) or not uniform:
             found = " and ".join(sorted(kind.__name__ for kind in kinds))
             raise validation.InputError(
                 f"labels are masked or of type {found}. Give only integers or only "

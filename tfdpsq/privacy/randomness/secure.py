@@ -146,7 +146,7 @@ class SecureStream:
         A unit is drawn where its word is below ⌊q·2^64⌋: with a probability of at most
         q, and less than 2^-64 below it. That loses nothing of the guarantee: to draw
         with q' ≤ q is to draw with q and then leave out each unit drawn with
-        probability 1 - q'/q, independently; where x is left out, neighbours are alike,
+        probability 1 - q'/q, independently; where x is left out, neighbours are equal,
         and hockey-stick divergence is jointly convex. `probability` is q ≥ 2^-64; of
         too many units a uniformly random subset is kept.
         """

@@ -67,7 +67,7 @@ class Canary:
 
 
 def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:
-    """Lists canaries, and marks the pairs beside the list, wherever they are copied."""
+    """Lists canaries, and marks the pairs next to the list, wherever copied."""
     lines = (json.dumps(dataclasses.asdict(canary)) + "\n" for canary in made)
     atomic_write(directory / CANARIES_FILE, "".join(lines))
     mark = {"guarantee": Privacy.PRIVATE.word, "holds": "canaries"}

@@ -134,8 +134,8 @@ def train(
         rows = training.stored_rows(c, units.rows.read(), encode)
         # "naive" runs the encoder on each text in every step.
         if model.documents_frozen and s.method != "naive":
-            beside = c.place.run / checkpoint.STATE / "frozen"
-            rows = retriever.frozen_rows(beside, rows, model)
+            folder = c.place.run / checkpoint.STATE / "frozen"
+            rows = retriever.frozen_rows(folder, rows, model)
         if s.method == "public_negatives":
             # Never only of documents that have private queries.
             parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
@@ -241,7 +241,7 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
         )
     backup, tokenizer = training.open_backup(c, s), training.tokenizer_of(c)
     path = c.place.run / "backup" / "rows"
-    shutil.rmtree(path, ignore_errors=True)  # anew in each try
+    shutil.rmtree(path, ignore_errors=True)  # made again in each try
     rows = retriever.store_pairs(
         open_private(path),
         units.rows.read(),

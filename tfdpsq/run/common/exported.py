@@ -28,7 +28,7 @@ def start_numbering() -> None:
 
 
 def export(model: Any, directory: pathlib.Path) -> None:
-    """Exports a model beside a config that is marked with the certificate.
+    """Exports a model next to a config that is marked with the certificate.
 
     It is deployed without the rest of its stage's output, and holds the weights.
     """

@@ -64,7 +64,7 @@ def fused(own: FusionSettings, name: str, base: Run, other: Run, k: int) -> Run:
 
 
 def require_scorer(setting: str, generator: Artefact) -> None:
-    """Refuses what is no generator, or holds no vocabulary, before any search."""
+    """Refuses an input that is not a generator or holds no vocabulary."""
     if generator.promised:
         return
     checkpoints.open_checkpoint(generator.path)  # its headers

@@ -64,7 +64,7 @@ class UnitSettings(settings.Settings):
         "query",
         choices=spec.UNITS,
         help="query: with one document; pair: the paper's, and weaker, as a query of "
-        "k pairs is k units; user: whoever user_field names",
+        "k pairs is k units; user: the owner in user_field",
     )
     user_field: str = setting(
         "user_id", when={"unit": ("user",)}, help="of queries.jsonl's metadata"
@@ -232,7 +232,7 @@ def start_of(c: Context) -> str:
 
 
 def tokenizer_of(c: Context) -> Tokenizer:
-    """Returns the vocabulary beside the weights of `init`, or the one given.
+    """Returns the vocabulary next to the weights of `init`, or the one given.
 
     Raises:
       InputError: there is none.
@@ -242,7 +242,7 @@ def tokenizer_of(c: Context) -> Tokenizer:
     if not file:
         raise InputError(
             f"init is {c.settings.init!r}, without {VOCABULARY_FILE}. Set vocabulary "
-            "to one that prepare wrote, or put the vocabulary of init beside it."
+            "to one that prepare wrote, or put the vocabulary of init next to it."
         )
     return Tokenizer(file)
 
@@ -385,7 +385,7 @@ def stored_rows(
     pairs: Iterator[Pair],
     encode: Callable[[list[Pair]], Mapping[str, np.ndarray]],
 ) -> RowStore:
-    """Returns the pairs as rows on disk, beside the run's state.
+    """Returns the pairs as rows on disk, next to the run's state.
 
     `encode` makes arrays of some pairs, field -> [pairs, ...].
     """

@@ -127,7 +127,7 @@ class Budget:
     released: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a limit that is no positive number, and missing directories."""
+        """Refuses a limit that is not a positive number, and missing directories."""
         validation.positive("budget", self.epsilon)
         for folder in self.released:
             if not os.path.isdir(folder):

@@ -40,7 +40,7 @@ class Scan:
     def cut(
         self, size: int, most: int = 0, only: frozenset[str] | None = None
     ) -> Parts:
-        """Cuts the corpus into parts of `size` documents, whoever makes them.
+        """Cuts the corpus into parts of `size` documents.
 
         Args:
           size: documents in a part.

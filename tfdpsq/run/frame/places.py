@@ -1,4 +1,4 @@
-"""Where an output goes, by one rule, and what is kept beside it.
+"""Where an output goes, by one rule, and what is kept next to it.
 
 | class     | holds for                              | goes             | mode       |
 |-----------|----------------------------------------|------------------|------------|

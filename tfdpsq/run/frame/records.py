@@ -149,7 +149,7 @@ def versions() -> dict[str, str]:
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:
-    """Writes a certificate, and its digest into the configs of the models beside it.
+    """Writes a certificate, and its digest into the configs of the models next to it.
 
     A model that is copied without its certificate is then still known as derived.
     """
@@ -210,7 +210,7 @@ def private_reads(private: pathlib.Path, strict: bool = False) -> privacy.Privat
 def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
     """Returns the HMAC-SHA256 of a fingerprint of private data.
 
-    With a plain hash, whoever knows all pairs but one could test guesses at the last.
+    With a plain hash, anyone who knows all other pairs could test guesses of one.
     The key is made on first use, and never leaves the private directory.
 
     Raises:
@@ -226,7 +226,7 @@ def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
         with owner_only():
             own = private / f".{KEY_FILE}.{os.getpid()}"
             io.atomic_write(own, secrets.token_hex(32))
-            with contextlib.suppress(FileExistsError):  # of a command beside this one
+            with contextlib.suppress(FileExistsError):  # by another command
                 os.link(own, path)
             own.unlink()
     key = path.read_text().strip()

@@ -87,7 +87,7 @@ class Context:
     Attributes:
       settings: an instance of the stage's `Settings`.
       given: its inputs.
-      place: where the output will be, and what is beside it.
+      place: where the output will be, and what is next to it.
       privacy: the output's class.
       inputs: fingerprints of the inputs.
       depends: what the output depends on, as JSON; see `depends_on`.
@@ -391,7 +391,7 @@ def _require_free(place: Place) -> None:
 def _made(
     stage: Stage, c: Context, umask: int, counts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Makes an output beside its shards, and renames it."""
+    """Makes an output next to its shards, and renames it."""
     out = c.place.partial / "out"
     shutil.rmtree(out, ignore_errors=True)  # of a try that was killed
     places.open_private(out)

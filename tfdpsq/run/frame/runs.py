@@ -45,7 +45,7 @@ def require_same_run(place: Place, depends: dict) -> None:
     path, paid = place.run / RUN_FILE, steps_paid(place)
     if not paid:
         return
-    found = io.read_json(path, f"Restore it: {paid} steps are paid beside it")
+    found = io.read_json(path, f"Restore it: {paid} steps are paid")
     output = os.path.normpath(place.run / found["output"])
     if output != place.path:
         raise validation.InputError(

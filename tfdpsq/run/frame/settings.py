@@ -141,7 +141,7 @@ class Settings:
         )
 
     def acts(self, name: str) -> bool:
-        """Returns whether a setting has an effect beside the others."""
+        """Returns whether a setting has an effect, given the others."""
         rule = next(rule_of(f) for f in dataclasses.fields(self) if f.name == name)
         if not rule.when:
             return True

@@ -1,4 +1,4 @@
-"""The paper's tables beside ours: rows, numbers, orderings, and Kendall's τ."""
+"""The paper's tables next to ours: rows, numbers, orderings, and Kendall's τ."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def rows_of(table: Mapping[str, Any]) -> list[Row]:
 
 
 def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str, Any]:
-    """Returns an entry of `tables` with our numbers beside the paper's, as JSON."""
+    """Returns an entry of `tables` with our numbers next to the paper's, as JSON."""
     names = table["columns"]
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
     shared = [c for c in names if all(c in ours[r] and c in paper[r] for r in paper)]

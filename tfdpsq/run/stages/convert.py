@@ -78,7 +78,7 @@ class Convert(Stage):
             formats = _RETRIEVER if isinstance(source, Retriever) else (PARQUET,)
         if s.format not in formats:
             raise InputError(
-                f"format is {s.format!r}, but {s.input} is no input of it. Give one of "
+                f"format is {s.format!r}, but {s.input} has no such form. Give one of "
                 f"{', '.join(formats)}, or another input; see --help."
             )
         if s.dtype not in _DTYPES.get(s.format, ("float32",)):

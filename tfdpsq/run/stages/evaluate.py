@@ -37,7 +37,7 @@ from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
 METRICS_FILE = "metrics.json"
-_REMEDY = "Remove the shards beside it: they are made again."
+_REMEDY = "Remove the shards next to it: they are made again."
 _OWN: Mapping[str, Any] = {"sets": ({},)}  # acts on the pairs' own split
 
 

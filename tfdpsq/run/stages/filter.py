@@ -54,7 +54,7 @@ class Filter(Stage):
         synthetic: str = path(SyntheticSet)
         corpus: str = path(Corpus, "pydocs")
         min_words: int = setting(0, ge=0)
-        max_words: int = setting(0, ge=0, help="0 is no limit")
+        max_words: int = setting(0, ge=0, help="0 sets none")
         duplicates: bool = setting(False, help="drop repeated queries")
         round_trip: int = setting(
             0, ge=0, help="lowest rank of a query's own document; 0 searches for none"

@@ -123,7 +123,7 @@ class Finetune(training.Training):
     def run(self, c: Context) -> dict[str, Any]:
         """Plans, pays, trains, and writes the generator."""
         if c.given["histogram"] is not None:
-            # What could not be synthesized by would be paid for in vain.
+            # Counts that synthesis cannot use would waste the budget.
             documents.Histogram.load(c.given["histogram"].path).rates(1, 0)
         planned = s, units, plan = self.plan(c)
         preprocessor = _preprocessor(c)

@@ -220,7 +220,7 @@ def _check(s: Pipeline.Settings) -> None:
                 "are called public would start from it. Give public weights."
             )
     if s.log != type(s)().log and not is_log(s.data):
-        raise InputError(f"log is set, but data is {shown(s.data)}, which is no log.")
+        raise InputError(f"log is set, but data is {shown(s.data)}, not a log.")
     if s.adapter_epsilons and s.adapter.split == s.evaluate.split:
         raise InputError(
             f"adapter.split and evaluate.split are both {s.evaluate.split!r}: adapters "

@@ -130,7 +130,7 @@ class Pretrain(Stage):
 
 
 def _documents(c: Context) -> Iterator[Document]:
-    """Yields documents, and what `public.jsonl` beside them holds."""
+    """Yields documents, and what `public.jsonl` next to them holds."""
     return public_documents(c.given["data"].beir())
 
 

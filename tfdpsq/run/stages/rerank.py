@@ -34,7 +34,7 @@ class Rerank(Stage):
         generator: str = path(Generator)
 
     def check(self, s: Settings, given: Given) -> None:
-        """Refuses what is no generator, or has no vocabulary."""
+        """Refuses an input that is not a generator or has no vocabulary."""
         fusion.require_scorer("generator", given["generator"])
 
     def run(self, c: Context) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def main(words: list[str]) -> tuple[int, str]:
     if len(paths) != 1 or paths[0].startswith("-"):
         raise InputError("give one directory: tfdpsq status WORKDIR [--json]")
     if not pathlib.Path(paths[0]).is_dir():
-        raise InputError(f"{paths[0]} is no directory. Give a workdir.")
+        raise InputError(f"{paths[0]} is not a directory. Give a workdir.")
     states = pipeline.survey(pathlib.Path(paths[0]).absolute(), command.Stages())
     if "--json" in words:
         return 0, json.dumps([dataclasses.asdict(one) for one in states], indent=2)

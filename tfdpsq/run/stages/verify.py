@@ -219,7 +219,7 @@ def _totals(
     if not disjoint:
         problems.append(
             f"{', '.join(labels)}: the releases are of other pairs or units, so no "
-            "total holds for all. Name directories of one log alike (NAME=DIRECTORY), "
+            "total holds for all. Give one NAME=DIRECTORY name for each log, "
             "and add --disjoint=time or user if other names share no query or no user."
         )
         return lines
