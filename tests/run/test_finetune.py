@@ -9,11 +9,10 @@ import pytest
 from helpers import framed, tiny
 
 from tfdpsq.data import Tokenizer, train_vocabulary
-from tfdpsq.generator import Preprocessor, T5QueryGenerator
+from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run.common import training
 from tfdpsq.run.frame import artefacts, runner, settings
-from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.devices import Devices
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import finetune
@@ -53,12 +52,6 @@ def public(base):
     return T5QueryGenerator.from_preset(base / "public")
 
 
-@pytest.fixture(scope="module")
-def tuned(base):
-    lora = {"rank": 2, "alpha": 4.0, "targets": ("*decoder*/query_projector",)}
-    return _finetune(base, "tuned", lora=lora, dtype="mixed_bfloat16")
-
-
 def _weights(model, public):
     """(path, weight, weight before) of a model."""
     paths = [
@@ -69,8 +62,9 @@ def _weights(model, public):
     return zip(paths, model.backbone.weights, public.backbone.weights)
 
 
-def test_lora_is_trained_certified_and_merged(base, public, tuned):
-    model, certificate = tuned
+def test_lora_is_trained_certified_and_merged(base, public):
+    lora = {"rank": 2, "alpha": 4.0, "targets": ("*decoder*/query_projector",)}
+    model, certificate = _finetune(base, "tuned", lora=lora, dtype="mixed_bfloat16")
     stated = certificate["training"]
     # A layer with self- and cross-attention; hidden 16, inner 2 * 8, rank 2.
     assert stated["trained_parameters"] == 2 * (16 * 2 + 2 * 16)
@@ -83,14 +77,6 @@ def test_lora_is_trained_certified_and_merged(base, public, tuned):
     }
     assert len(changed) == 2
     assert all("decoder" in path and "query_projector" in path for path in changed)
-    # What is merged is an update of that rank.
-    layer, old = (m.backbone.decoder_transformer_layers[0] for m in (model, public))
-    update = (
-        layer.cross_attention.query_projector.kernel
-        - old.cross_attention.query_projector.kernel
-    )
-    values = np.linalg.svd(update, compute_uv=False)
-    assert values[1] > 1e-4 and values[2] < 1e-5 * values[0]
     # The vocabulary beside the starting weights is passed on, and the audit's facts.
     out = base / "release" / "tuned"
     assert (out / "spiece.model").read_bytes() == (base / "spiece.model").read_bytes()
@@ -212,6 +198,7 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"epochs": 2.0}, "epochs is 2.0 and steps 3"),
         ({"steps": 0}, "epochs is 0.0 and steps 0"),
+        ({"unit": "user"}, "user_id"),  # nobody owns these queries
         # The whole ε would be spent on queries of nothing.
         ({"document_length": int(prompt)}, f"document_length is {prompt}.*prompt"),
         ({"pairs": free}, "noise now would certify nothing"),
@@ -221,21 +208,6 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
             framed.run(STAGE, base / "release" / "bad", **_settings(base, **options))
         assert not (base / "release" / "bad").exists()
         assert not list((base / "private").glob("runs/bad/ledger.jsonl"))
-
-
-def test_prompt_stands_before_every_document(base):
-    """And "" is the bare document, as in the version of 2024."""
-    tokenizer = Tokenizer(base / "spiece.model")
-    pairs = list(Pairs.open(str(base / "pairs"), "pairs").load().read())
-    lengths = {"document_length": 24, "query_length": 8}
-    bare = Preprocessor(tokenizer, "", **lengths).arrays(pairs)
-    usual = Preprocessor(tokenizer, **lengths).arrays(pairs)
-    for prompt, found in (("", bare), ("generate_query: ", usual)):
-        texts = [prompt + pair.document for pair in pairs]
-        ids, sizes = tokenizer.encode(texts, 24)
-        np.testing.assert_array_equal(found["document_ids"], ids)
-        np.testing.assert_array_equal(found["document_lengths"], sizes)
-    np.testing.assert_array_equal(usual["query_ids"], bare["query_ids"])
 
 
 def test_promised_private_weights_are_refused_before_they_are_made(base):

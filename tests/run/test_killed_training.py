@@ -43,12 +43,6 @@ _DIRECT = {
 # A smaller graph is traced sooner; privacy/test_resume.py has dropout in quick tests.
 _NORMS = {"t5.dropout": 0.0, "trained": "('*layer_norm*',)"}
 _PROJECTION = {"t5.dropout": 0.0, "trained": "('*projection/kernel',)"}
-# Embedded once; the vectors stay on disk between the kills.
-_POOLED = {
-    "t5.dropout": 0.0,
-    "shared": False,
-    "trained": "('query_tower/projection/kernel',)",
-}
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +118,8 @@ def test_killed_finetune_goes_on_to_the_same_weights_and_pays_once(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        _PROJECTION,
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param(_POOLED, marks=pytest.mark.slow),
-    ],
-    ids=["projection", "all", "pooled"],
+    [_PROJECTION, pytest.param({}, marks=pytest.mark.slow)],
+    ids=["projection", "all"],
 )
 def test_killed_direct_training_goes_on_with_its_negatives(tmp_path, settings, changes):
     settings = {**settings, **_DIRECT, **changes}

@@ -7,7 +7,6 @@ import stat
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import framed, tiny
 
 from tfdpsq import retriever
@@ -81,15 +80,6 @@ def test_retriever_starts_with_the_encoder_and_the_vocabulary_of_init(base, star
     stage = records.read_stage(base / "private" / "start")
     assert "init" in stage["depends"]["inputs"]
     assert stage["result"] == {"steps_executed": 0} and stage["guarantee"] == "public"
-    # And it scores as the pooled encoder does: its projection is a rotation.
-    ids, lengths = tf.constant([[5, 6, 7], [8, 9, 1]]), tf.constant([3, 2])
-    found = model.encode_queries(ids, lengths)
-    pooled = []
-    for row, length in zip(ids, lengths.numpy()):
-        row = row[tf.newaxis, :length]
-        pooled.append(generator.encode(row, tf.ones_like(row)).numpy()[0].mean(0))
-    cosine = pooled[0] @ pooled[1] / np.prod(np.linalg.norm(pooled, axis=1))
-    assert float(tf.tensordot(found[0], found[1], 1)) == pytest.approx(cosine, abs=1e-5)
 
 
 def test_retriever_goes_on_where_another_stopped_and_inherits_its_cost(base):

@@ -8,7 +8,6 @@ which the state is backed up and held-out pairs are searched for.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from tfdpsq.retriever.pairs import encode_rows
 from tfdpsq.run.common import hard_negatives, training
 from tfdpsq.run.frame import corpus
 from tfdpsq.run.frame.places import open_private
-from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError
 
@@ -260,14 +258,6 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
     if not hidden:
         logs = os.fspath(c.place.logs)
         callbacks.append(tf.keras.callbacks.TensorBoard(logs, write_graph=False))
-    progress = Progress(
-        c.place.logs,
-        s.steps,
-        measured=not s.strict,
-        batch_size=s.batch_size,
-        save_every=backup.per_epoch,
-        epsilon=(lambda step: math.inf) if units.private else None,
-    )
     with c.scope():
         model.compile(
             training.make_optimizer(s),
@@ -279,7 +269,7 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
         trained = np.setdiff1d(np.arange(len(rows)), held_out)
         data = _Shuffled(rows, trained, s.batch_size, s.seed)
         dataset = data.dataset(backup.done, s.steps)
-        training.fit(c, s.steps, model, dataset, backup, progress, callbacks)
+        training.fit(c, s, model, dataset, backup, callbacks, not s.strict)
 
 
 class _Shuffled(pretraining.Batches):

@@ -525,63 +525,58 @@ def open_backup(c: Context, s: Any) -> Backup:
 
 def fit(
     c: Context,
-    steps: int,
+    s: Any,
     model: tf.keras.Model,
     dataset: Any,
     backup: Backup,
-    progress: Progress,
     callbacks: Sequence[tf.keras.callbacks.Callback],
+    measured: bool = True,
     **options: Any,
 ) -> None:
-    """Calls `model.fit` in `c.scope()`, from the last backup to the last of `steps`.
+    """Calls `model.fit` in `c.scope()`, from the last backup to the last step.
 
     `dataset` begins with step `backup.done`. Callbacks are called before a backup.
+    Unless `measured`, no loss is shown.
 
     Raises:
       Preempted: the process, or another worker, received a signal to end.
     """
     assert c.devices is not None
-    saved = tf.keras.callbacks.BackupAndRestore(
-        os.fspath(backup.folder), delete_checkpoint=False
+    size, every, done = s.batch_size, backup.per_epoch, backup.done
+    progress = Progress(
+        c.place.logs, s.steps, measured=measured, batch_size=size, save_every=every
     )
     slots = optimizers.build(model.optimizer, model.trainable_variables)
-    state = [*model.variables, *slots]
+    state = [*model.variables, *slots]  # which the chief alone restores
+
+    def on_batch_end(batch: int, logs: Any) -> None:
+        nonlocal done
+        done += 1
+        progress(done, logs["loss"])
+        if done >= s.steps:
+            model.stop_training = True
+        elif any(workers.any_of(asked())):
+            raise privacy.Preempted(done)
+
     with progress, c.devices.notice.training() as asked:
         model.fit(
             dataset,
-            epochs=math.ceil(steps / backup.per_epoch),
-            steps_per_epoch=backup.per_epoch,
-            initial_epoch=backup.done // backup.per_epoch,
+            epochs=math.ceil(s.steps / every),
+            steps_per_epoch=every,
+            initial_epoch=done // every,
             verbose=0,
             callbacks=[
                 *callbacks,
-                saved,
-                _Steps(progress, steps, backup.done, asked, state),
+                tf.keras.callbacks.BackupAndRestore(
+                    os.fspath(backup.folder), delete_checkpoint=False
+                ),
+                tf.keras.callbacks.LambdaCallback(
+                    on_train_begin=lambda logs: workers.copy_from_chief(state),
+                    on_batch_end=on_batch_end,
+                ),
             ],
             **options,
         )
-
-
-class _Steps(tf.keras.callbacks.Callback):
-    """Shows every step of `fit`; ends it after the last one, or on a signal."""
-
-    def __init__(
-        self, progress: Progress, steps: int, done: int, asked: Any, state: Any
-    ):
-        super().__init__()
-        self._progress, self._steps, self._done = progress, steps, done
-        self._asked, self._state = asked, state
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        workers.copy_from_chief(self._state)  # which alone has restored a backup
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._done += 1
-        self._progress(self._done, logs["loss"])
-        if self._done >= self._steps:
-            self.model.stop_training = True
-        elif any(workers.any_of(self._asked())):
-            raise privacy.Preempted(self._done)
 
 
 # -- Optimizer -------------------------------------------------------------------------

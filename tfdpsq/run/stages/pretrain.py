@@ -33,7 +33,6 @@ from tfdpsq.run.common import training
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Corpus, File, Generator
 from tfdpsq.run.frame.places import Privacy
-from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
@@ -190,9 +189,6 @@ def _fit(
     size = min(s.batch_size, count - count % replicas)
     curve = backup.folder / "curve.csv"
     rate = training.learning_rate(s.learning_rate, "cosine", s.steps, s.warmup)
-    progress = Progress(
-        c.place.logs, s.steps, batch_size=s.batch_size, save_every=backup.per_epoch
-    )
     with c.scope():
         optimizer = tf.keras.optimizers.Adafactor(
             rate, relative_step=False, jit_compile=False
@@ -202,11 +198,10 @@ def _fit(
         batches = pretraining.Batches(rows, s.batch_size, s.seed)
         training.fit(
             c,
-            s.steps,
+            s,
             trainer,
             batches.dataset(backup.done, s.steps),
             backup,
-            progress,
             [tf.keras.callbacks.CSVLogger(str(curve), append=True)],
             validation_data=tf.data.Dataset.from_tensor_slices(measured).batch(
                 size, drop_remainder=True

@@ -167,13 +167,15 @@ class TrainRetriever(training.Training):
             if units.private:
                 facts = training.training_facts(s, model)
                 facts.update(direct.facts(s, model), hard_negatives=mined)
-                how = "trained" if s.method == PLAIN else "trained directly"
+                how = "directly on private pairs"
+                if s.method == PLAIN:
+                    how = "on private pairs, unprotected"
                 certificate = training.certificate_of(
                     c,
                     plan,
                     result,
                     facts,
-                    description=f"A two-tower retriever {how} on private pairs.",
+                    description=f"A two-tower retriever trained {how}.",
                     sensitivity_argument=direct.ARGUMENTS[s.method].format(unit=s.unit),
                     **own,
                 )
