@@ -4,11 +4,13 @@ import dataclasses
 import json
 
 import pytest
-from helpers import plans
+from helpers import plans, tiny
 
 from tfdpsq.privacy.proof import budget
+from tfdpsq.run.frame import pipeline, settings
 from tfdpsq.run.frame.budget import Budget
 from tfdpsq.run.frame.places import Place
+from tfdpsq.run.stages import finetune, histogram
 from tfdpsq.validation import InputError
 
 _PLAN = plans.plan(epsilon=1.0, num_units=200, batch_size=20, steps=4)
@@ -25,8 +27,8 @@ def _write(folder, run="a", steps=4):
 
 def _is_within(output, limit, *released):
     try:
-        with Budget(limit, released).spending(Place.of(output), _NEXT):
-            return True
+        Budget(limit, released).require_within(Place.of(output), _NEXT)
+        return True
     except InputError as error:
         assert f"budget is epsilon {limit:g}" in str(error)
         return False
@@ -44,15 +46,6 @@ def test_releases_next_to_the_output_and_given_ones_count(tmp_path):
     assert _is_within(work / "release" / "next", 0.9)
 
 
-def test_runs_that_begin_together_share_the_budget(tmp_path):
-    release = tmp_path / "work" / "release"
-    with Budget(1.5).spending(Place.of(release / "a"), _NEXT):
-        with pytest.raises(InputError, match="is being made by process"):
-            with Budget(1.5).spending(Place.of(release / "b"), _NEXT):
-                pass
-    assert _is_within(release / "b", 1.5)
-
-
 def test_plans_of_a_job_are_counted_together(tmp_path):
     place = Place.of(tmp_path / "work" / "release" / "a")
     Budget(0.7).require_within(place, _NEXT)
@@ -60,6 +53,25 @@ def test_plans_of_a_job_are_counted_together(tmp_path):
     with pytest.raises(InputError, match="with 2 more it would be"):
         Budget(0.7).require_within(place, [*_NEXT, other])
     Budget(0.7).require_within(place, [])  # all are finished
+
+
+def test_job_is_asked_for_all_steps_before_the_first(tmp_path):
+    """A histogram counts within its generator's epsilon; two generators add up."""
+    tiny.write_start(tmp_path)
+    own = {"pairs": str(tmp_path / "pairs"), "n_is_public": True}
+    counted = settings.from_config(histogram.STAGE.Settings, {"clusters": 4, **own})
+    made = settings.from_config(
+        finetune.STAGE.Settings,
+        tiny.training(tmp_path, epsilon=2.0, steps=2, accountant="pld"),
+    )
+    steps = pipeline.Steps()
+    first = steps.add("histogram", histogram.STAGE, counted, {})
+    steps.add("generator", finetune.STAGE, made, {"histogram": first})
+    pipeline.plan(steps, tmp_path / "work", budget=Budget(2.0))
+    steps.add("another", finetune.STAGE, made, {})
+    with pytest.raises(InputError, match="budget is epsilon 2,.*with 3 more"):
+        pipeline.plan(steps, tmp_path / "work", budget=Budget(2.0))
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_limit_needs_certificates_that_can_be_counted(tmp_path):

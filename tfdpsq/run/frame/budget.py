@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
@@ -158,15 +158,3 @@ class Budget:
             where = found.places[digest][0]
             earlier += certificates.verified_runs(certificate, where)
         budget.require_within(self.epsilon, earlier, runs)
-
-    @contextlib.contextmanager
-    def spending(self, place: Place, runs: Sequence[budget.Run]) -> Iterator[None]:
-        """Does as `require_within`, and keeps others out while the runs spend.
-
-        Raises:
-          InputError: see there; or another process spends in the same workdir, whose
-            release is not there yet.
-        """
-        with places.locked(Place(f"{place.private}/spending", place.private)):
-            self.require_within(place, runs)
-            yield

@@ -107,7 +107,7 @@ def run(
     """
     place = Place.of(workdir / places.PRIVATE / job.name)
     with places.locked(place):
-        planned = plan(job.steps(s, workdir), workdir)
+        planned = plan(job.steps(s, workdir), workdir, devices, budget)
         write_list(job, s, planned, workdir)
         job.start(s, planned, workdir, budget)
         for each in planned:
@@ -167,13 +167,19 @@ class Steps(list):
         return StepOutput(name)
 
 
-def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
+def plan(
+    steps: Sequence[Step],
+    workdir: pathlib.Path,
+    devices: Any = None,
+    budget: Any = None,
+) -> list[Planned]:
     """Checks all steps, on promises of those before; returns them with their places.
 
     Raises:
       InputError: what a step refuses; a finished step, or one that has paid, that was
-        made with other settings.
+        made with other settings; or all steps together would exceed the budget.
     """
+    spent: dict[str, Any] = {}
     promises: dict[str, Artefact] = {}
     places_of: dict[str, str] = {}
     planned = []
@@ -200,12 +206,34 @@ def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
             own = step.name if privacy == Privacy.CERTIFIED else ""
             origin = next(filter(None, origins), own)
             facts = step.stage.facts(s, given)
+            found = (
+                () if budget is None else _runs(step.stage, s, given, place, devices)
+            )
+            spent.update({run.key: run for run in found})
             promises[place.path] = Artefact(
-                place.path, privacy, None, facts, origin, promised=True
+                place.path, privacy, None, facts, origin, True, found
             )
         places_of[step.name] = place.path
         planned.append(Planned(step, place, privacy, s))
+    if spent:
+        budget.require_within(planned[0].place, list(spent.values()))
     return planned
+
+
+def _runs(
+    stage: runner.Stage, s: Any, given: runner.Given, place: Place, devices: Any
+) -> tuple[Any, ...]:
+    """Returns the runs that a step plans; none of pairs that are not there yet."""
+    pairs = given.get("pairs")
+    if not stage.spends or pairs is None or pairs.promised:
+        return ()
+    if pairs.facts.get("canaries"):  # never released
+        return ()
+    with places.owner_only():
+        inputs = {"pairs": pairs.fingerprint(place.private)}
+        c = runner.Context(s, given, place, Privacy.CERTIFIED, inputs)
+        c = dataclasses.replace(c, devices=devices or runner.Devices())
+        return tuple(stage.planned_runs(c))
 
 
 def with_value(s: Any, names: Sequence[str], value: Any) -> Any:
