@@ -427,7 +427,6 @@ def train(
         c.place.logs,
         plan.spec.steps,
         measured=not s.strict,
-        batch_size=plan.spec.batch_size,
         save_every=s.save_every,
         epsilon=plan.epsilon_so_far if units.private else None,
     )
@@ -542,10 +541,8 @@ def fit(
       Preempted: the process, or another worker, received a signal to end.
     """
     assert c.devices is not None
-    size, every, done = s.batch_size, backup.per_epoch, backup.done
-    progress = Progress(
-        c.place.logs, s.steps, measured=measured, batch_size=size, save_every=every
-    )
+    every, done = backup.per_epoch, backup.done
+    progress = Progress(c.place.logs, s.steps, measured=measured, save_every=every)
     slots = optimizers.build(model.optimizer, model.trainable_variables)
     state = [*model.variables, *slots]  # which the chief alone restores
 

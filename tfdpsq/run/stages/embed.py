@@ -31,7 +31,7 @@ from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
-from tfdpsq.run.frame.progress import ShardProgress
+from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 
@@ -100,10 +100,10 @@ class Embed(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             texts = ((text.id, text.content) for text in parts.read(index))
-            with ShardProgress(
+            with shard_progress(
                 c.place.logs, s.texts, index, parts.size(index), parts.first(index)
-            ) as progress:
-                chunks = list(embedder.chunks(texts, done=progress.add))
+            ) as count:
+                chunks = list(embedder.chunks(texts, done=count))
             archive = io.BytesIO()  # NumPy needs a file that can seek
             if chunks:
                 ids = np.concatenate([names for names, _ in chunks])

@@ -23,7 +23,7 @@ from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
 from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
-from tfdpsq.run.frame.progress import ShardProgress
+from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
@@ -111,10 +111,8 @@ class Synthesize(runner.ShardedStage):
         def make(index: int, out: shards.ShardWriter) -> None:
             read, first = parts.read(index), parts.first(index)
             total, before = round(parts.size(index) * each), round(first * each)
-            progress = ShardProgress(
-                c.place.logs, "queries", index, total=total, first=before
-            )
-            with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
+            progress = shard_progress(c.place.logs, "queries", index, total, before)
+            with progress as count, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
                 with c.scope():
                     rows = model.write_queries(
                         read if rates is None else rates.of(read),
@@ -125,7 +123,7 @@ class Synthesize(runner.ShardedStage):
                         samples=s.samples_per_document,
                         batch_size=s.batch_size,
                         jit_compile=s.jit_compile,
-                        on_batch=progress.add,
+                        on_batch=count,
                     )
                 for row in rows:
                     file.write(encode_query(row))
