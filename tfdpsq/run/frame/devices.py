@@ -27,9 +27,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -43,8 +41,6 @@ from tfdpsq.validation import InputError
 _TF_CONFIG = "TF_CONFIG"
 _WAIT_SECONDS = 600  # longest wait for all workers
 _LOST_SECONDS = 20  # a worker without a sign of life for as long is lost
-_TPU_SECONDS = 60  # the look-up asks servers that may not exist, without a limit
-_CONNECT_SECONDS = 10
 
 
 class LostWorker(Exception):
@@ -123,8 +119,8 @@ def opened(
     for name, value, whose in (("tpu", tpu, "tpu"), ("replicas", replicas, "mirrored")):
         if value and kind != whose:
             raise InputError(
-                f"{name} is {value!r}, which applies to strategy {whose!r} only, but "
-                f"strategy is {kind!r}. Leave it out, or set strategy to {whose!r}."
+                f"{name} is {value!r}, which applies to strategy {whose!r} only. Leave "
+                "it out."
             )
     if kind == "tpu":
         resolver = _initialized_tpu(tpu)
@@ -147,16 +143,13 @@ def worker_errors() -> Iterator[None]:
         yield
     except workers.lost() as error:
         raise LostWorker(
-            "another worker ended, or cannot be reached any more "
-            f"({_first_line(error)}). Look for its own error"
+            f"another worker ended or cannot be reached ({_first_line(error)}); look "
+            "for its own error"
         ) from error
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
-
-
-# -- One machine -----------------------------------------------------------------------
 
 
 def _mirrored(replicas: int) -> tf.distribute.Strategy:
@@ -168,7 +161,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
         if replicas > len(gpus):
             raise InputError(
                 f"replicas is {replicas}, but this machine has {len(gpus)} GPUs. Use "
-                "at most that many, or leave it out."
+                "at most that many."
             )
         names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
         return tf.distribute.MirroredStrategy(names)
@@ -187,54 +180,20 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
 def _initialized_tpu(name: str) -> Any:
     if not name:
         raise InputError(
-            'strategy is "tpu", but tpu is not set. Set --tpu to the name or the '
-            'address (grpc://HOST:8470) of a TPU, or to "local" on a TPU VM.'
+            'strategy is "tpu", but tpu is not set. Set --tpu to the name or address '
+            'of a TPU, or to "local" on a TPU VM.'
         )
-
-    def found() -> Any:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)
-        spec = {} if name == "local" else resolver.cluster_spec().as_dict()
-        for address in (str(each) for tasks in spec.values() for each in tasks):
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        return resolver
-
     try:
-        resolver = _within(_TPU_SECONDS, found)
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)
         if name != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return resolver
     except Exception as error:  # many types, `Exception` itself included
         raise InputError(
-            f"there is no TPU {name!r}: {type(error).__name__}: {_first_line(error)}. "
-            'Check the name and that it can be reached, give "local" on a TPU VM, or '
-            "use another strategy."
+            f"there is no TPU {name!r} ({_first_line(error)}). Check --tpu, or use "
+            "another strategy."
         ) from error
-
-
-def _within(seconds: float, find: Callable[[], Any]) -> Any:
-    """Calls `find` in a thread, which goes on after `seconds` and TimeoutError."""
-    found: list[Any] = []
-    failed: list[BaseException] = []
-
-    def look() -> None:
-        try:
-            found.append(find())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not found:
-        raise TimeoutError(f"nothing was found in {seconds:.0f} seconds")
-    return found[0]
-
-
-# -- Several workers -------------------------------------------------------------------
 
 
 def _several_workers() -> tf.distribute.Strategy:
@@ -244,9 +203,8 @@ def _several_workers() -> tf.distribute.Strategy:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
         raise InputError(
-            f"the workers of TF_CONFIG did not come together within {_WAIT_SECONDS} "
-            f"seconds ({_first_line(error)}). Start all of them, with the same command "
-            "and each with its own index."
+            f"the workers of TF_CONFIG did not meet in {_WAIT_SECONDS} seconds "
+            f"({_first_line(error)}). Start all, each with its own index."
         ) from error
 
 
@@ -267,10 +225,9 @@ def read_tf_config(text: str) -> dict[str, int]:
             raise ValueError(f"{own!r} is not host:port")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(
-            f"TF_CONFIG is {text[:200]!r}, which names no cluster and task "
-            f"({type(error).__name__}: {error}). Set it to "
-            '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": '
-            '"worker", "index": 0}}, with each worker\'s own index.'
+            f"TF_CONFIG is {text[:200]!r}, which names no cluster and task: {error!r}. "
+            'Set it to {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": '
+            '{"type": "worker", "index": 0}}, with each worker\'s own index.'
         ) from None
     return {name: len(at) for name, at in jobs.items()}
 

@@ -29,7 +29,6 @@ from typing import Any
 RESTART = 75
 AGAIN = "Start the same command again to go on."
 ASKED = f"\nthe command was asked to end. {AGAIN}\n"
-_PROCESS = os.getpid()
 _DEFAULTS: dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
@@ -66,23 +65,17 @@ def _defer(*names: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Makes both streams take any text, also where they are closed or know ASCII only.
-
-    What a stream cannot encode is written as the escape of its code.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-        elif hasattr(stream, "reconfigure"):
+    """Makes both streams write what they cannot encode as the escape of its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> bool:
     """Writes a text to standard output; returns whether it got there.
 
-    It does not where the reader has gone (`| head`) or the disk is full. Nothing more
-    is written to such a stream: a stage may print after it has paid.
+    It does not where the reader has gone (`| head`) or the disk is full; nothing more
+    is written then.
     """
     try:
         sys.stdout.write(text)
@@ -99,8 +92,7 @@ def say(text: str) -> bool:
 def _while_importing() -> None:
     """Ends with status 75 on a signal until `imported`, if this process is a command.
 
-    Importing TensorFlow takes seconds. A program that imports a stage keeps its own
-    handlers, as does a command started with `&`.
+    A program that imports a stage keeps its handlers, as does a command run with `&`.
     """
     # What `python -m` has there until it has found the module.
     started = sys.argv[0] if sys.argv else ""
@@ -111,9 +103,6 @@ def _while_importing() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _PROCESS:  # a forked worker that its pool ends
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
     # No exception: a module that is half imported may catch it. Nothing has begun.
     os.write(2, ASKED.encode())
     os._exit(RESTART)
@@ -132,16 +121,18 @@ def finished() -> None:
 
 
 class Notice:
-    """Notes that the process should end, once `listen` was called."""
+    """Notes that the process should end, once `listen` was called.
+
+    Until then it installs nothing: a program that imports a stage keeps its handlers.
+    """
 
     def __init__(self) -> None:
-        """Installs nothing: a program that imports a stage keeps its own handlers."""
+        """Takes nothing."""
         self._listens = self._training = self._asked = False
-        self._process = os.getpid()
 
     def listen(self) -> None:
         """Handles both signals from now on; call it in the main thread."""
-        self._listens, self._process = True, os.getpid()
+        self._listens = True
         for number in _DEFAULTS:
             signal.signal(number, self._noted)
 
@@ -173,10 +164,6 @@ class Notice:
             raise SystemExit(RESTART)
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child, not the one to end
-            signal.signal(number, _DEFAULTS[number])
-            os.kill(os.getpid(), number)
-            return
         self._asked = True
         if not self._training:
             if number == signal.SIGTERM:
