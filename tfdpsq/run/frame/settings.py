@@ -29,7 +29,7 @@ import math
 import numbers
 import operator
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -50,7 +50,7 @@ class Rule:
     choices: tuple[Any, ...] = ()
     inf: bool = False
     zero: bool = False
-    when: str | Mapping[str, Sequence[Any]] = ""
+    when: tuple[str, Sequence[Any]] | None = None
     speed: bool = False
     of: Rule | None = None
     kind: Any = None
@@ -73,12 +73,16 @@ def setting(default: Any, *, of: Any = None, **rule: Any) -> Any:
         finished output, or a paid run, stays valid when it changes; `help`: a line for
         `--help`.
     """
-    metadata = {"rule": Rule(of=of, **rule)}
-    if isinstance(default, Mapping):
-        return dataclasses.field(
-            default_factory=lambda: dict(default), metadata=metadata
+    return _field(lambda: default, of=of, **rule)
+
+
+def _field(default: Callable[[], Any], when: Any = None, **rule: Any) -> Any:
+    if when:
+        ((other, values),) = (
+            {when: ()}.items() if isinstance(when, str) else when.items()
         )
-    return dataclasses.field(default=default, metadata=metadata)
+        rule["when"] = other, values
+    return dataclasses.field(default_factory=default, metadata={"rule": Rule(**rule)})
 
 
 def path(kind: Any, default: Any = None, **rule: Any) -> Any:
@@ -93,9 +97,8 @@ def path(kind: Any, default: Any = None, **rule: Any) -> Any:
         without one, the path must be given.
       **rule: `when` and `help`, as for `setting`.
     """
-    required = default is None
-    default = "" if required else default
-    return setting(default, kind=kind, required=required, **rule)
+    missing = default is None
+    return setting("" if missing else default, kind=kind, required=missing, **rule)
 
 
 def nested(kind: type, *, filled: Sequence[str] = (), **changes: Any) -> Any:
@@ -107,10 +110,7 @@ def nested(kind: type, *, filled: Sequence[str] = (), **changes: Any) -> Any:
       **changes: defaults that differ, and `when` or `help`.
     """
     rule = {name: changes.pop(name) for name in ("when", "help") if name in changes}
-    return dataclasses.field(
-        default_factory=lambda: kind(**changes),
-        metadata={"rule": Rule(filled=tuple(filled), **rule)},
-    )
+    return _field(lambda: kind(**changes), filled=tuple(filled), **rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,33 +125,26 @@ class Settings:
                 value = _checked(field.name, value, default_of(field), rule_of(field))
                 object.__setattr__(self, field.name, value)
         for field in dataclasses.fields(self):
-            self._require_acting(field)
-
-    def _require_acting(self, field: dataclasses.Field) -> None:
-        rule, value = rule_of(field), getattr(self, field.name)
-        default = default_of(field)
-        if not rule.when or value == default or self.acts(field.name):
-            return
-        other, values = _when(rule)
-        remedy = " or ".join(map(repr, values)) or "set"
-        raise InputError(
-            f"{field.name} is {shown(value)}, which does nothing where {other} is "
-            f"{shown(getattr(self, other))}. Leave it at {shown(default)}, or make "
-            f"{other} {remedy}."
-        )
+            value, default = getattr(self, field.name), default_of(field)
+            if value != default and not self.acts(field.name):
+                other, values = rule_of(field).when
+                raise InputError(
+                    f"{field.name} is {shown(value)}, which does nothing where {other} "
+                    f"is {shown(getattr(self, other))}. Leave it at {shown(default)}, "
+                    f"or make {other} {' or '.join(map(repr, values)) or 'set'}."
+                )
 
     def acts(self, name: str) -> bool:
         """Returns whether a setting has an effect, given the others."""
-        rule = next(rule_of(f) for f in dataclasses.fields(self) if f.name == name)
-        if not rule.when:
+        when = rule_of(self.__dataclass_fields__[name]).when
+        if when is None:
             return True
-        other, values = _when(rule)
-        value = getattr(self, other)
-        return value in values if values else bool(value)
+        value = getattr(self, when[0])
+        return value in when[1] if when[1] else bool(value)
 
 
-def rule_of(field: dataclasses.Field) -> Rule:
-    """Returns the rule of a field."""
+def rule_of(field: dataclasses.Field) -> Any:
+    """Returns the `Rule` of a field."""
     return field.metadata.get("rule", Rule())
 
 
@@ -163,80 +156,68 @@ def default_of(field: dataclasses.Field) -> Any:
     return field.default_factory()
 
 
-def _when(rule: Rule) -> tuple[str, Sequence[Any]]:
-    if isinstance(rule.when, str):
-        return rule.when, ()
-    ((other, values),) = rule.when.items()
-    return other, values
-
-
 # -- Values ----------------------------------------------------------------------
 
 
 def _checked(name: str, value: Any, default: Any, rule: Rule) -> Any:
-    """Returns a value in its own type, or raises an InputError that names it."""
-    if rule.choices and not isinstance(default, (tuple, dict)):
-        if value not in rule.choices or isinstance(value, bool) != isinstance(
-            default, bool
-        ):
-            choices = ", ".join(map(repr, rule.choices))
-            raise InputError(f"{name} is {shown(value)}; choose one of {choices}.")
-        return value
-    if isinstance(default, bool):
-        return _typed(name, value, isinstance(value, bool), "True or False")
-    if isinstance(default, numbers.Real):
-        return _number(name, value, isinstance(default, float), rule)
-    if isinstance(default, str):
-        return _typed(name, value, isinstance(value, str), "a text")
+    """Returns a value in the default's type, or raises an InputError that names it."""
     each = rule.of or Rule()
     if isinstance(default, tuple):
-        _typed(name, value, isinstance(value, (tuple, list)), 'a tuple, as "(1, 2)"')
+        sound, wanted = isinstance(value, (tuple, list)), 'a tuple, as "(1, 2)"'
+        _require(sound, name, value, wanted)
         return tuple(_element(f"{name}[{n}]", one, each) for n, one in enumerate(value))
-    is_mapping = isinstance(value, (Mapping, ml_collections.ConfigDict))
-    _typed(name, value, is_mapping, "a mapping from names to values")
-    return {key: _element(f"{name}.{key}", one, each) for key, one in value.items()}
+    if isinstance(default, Mapping):
+        sound = isinstance(value, (Mapping, ml_collections.ConfigDict))
+        _require(sound, name, value, "a mapping from names to values")
+        return {key: _element(f"{name}.{key}", one, each) for key, one in value.items()}
+    if rule.choices:
+        sound = value in rule.choices
+        sound = sound and isinstance(value, bool) == isinstance(default, bool)
+        wanted = "one of " + ", ".join(map(repr, rule.choices))
+    elif isinstance(default, bool):
+        sound, wanted = isinstance(value, bool), "True or False"
+    elif isinstance(default, numbers.Real):
+        return _number(name, value, isinstance(default, float), rule)
+    else:
+        sound, wanted = isinstance(value, str), "a text"
+    _require(sound, name, value, wanted)
+    return value
 
 
 def _element(name: str, value: Any, rule: Rule) -> Any:
-    """Checks an element; its type is that of the rule's bounds or choices."""
-    bounds = [b for b in (rule.ge, rule.gt, rule.le, rule.lt) if b is not None]
-    if rule.choices:
-        return _checked(name, value, rule.choices[0], rule)
-    if bounds:
-        return _checked(name, value, bounds[0], rule)
-    if isinstance(value, (list, tuple)):
-        return tuple(value)
-    return value
+    """Checks an element; its type is that of the rule's first choice or bound."""
+    for typical in (*rule.choices, rule.ge, rule.gt, rule.le, rule.lt):
+        if typical is not None:
+            return _checked(name, value, typical, rule)
+    return tuple(value) if isinstance(value, list) else value
 
 
-def _typed(name: str, value: Any, right: bool, wanted: str) -> Any:
-    if not right:
+def _require(sound: bool, name: str, value: Any, wanted: str) -> None:
+    if not sound:
         raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
-    return value
 
 
 def _number(name: str, value: Any, real: bool, rule: Rule) -> Any:
-    kind = numbers.Real if real else numbers.Integral
     if real and rule.inf and value == "inf":
         value = math.inf
-    sound = isinstance(value, kind) and not isinstance(value, bool)
-    sound = sound and not math.isnan(value)
-    if sound and (rule.zero and value == 0 or rule.inf and value == math.inf):
-        return float(value) if real else int(value)
-    sound = sound and not math.isinf(value)
     bounds = (
-        (rule.ge, "at least", lambda bound: value >= bound),
-        (rule.gt, "above", lambda bound: value > bound),
-        (rule.le, "at most", lambda bound: value <= bound),
-        (rule.lt, "below", lambda bound: value < bound),
+        (rule.ge, "at least", operator.ge),
+        (rule.gt, "above", operator.gt),
+        (rule.le, "at most", operator.le),
+        (rule.lt, "below", operator.lt),
     )
-    if sound and all(holds(b) for b, _, holds in bounds if b is not None):
-        return float(value) if real else int(value)
-    wanted = "a number" if real else "an integer"
-    said = [f"{words} {bound:g}" for bound, words, _ in bounds if bound is not None]
+    sound = isinstance(value, numbers.Real if real else numbers.Integral)
+    sound = sound and not isinstance(value, bool) and not math.isnan(value)
+    if sound and not (rule.zero and value == 0 or rule.inf and value == math.inf):
+        within = [
+            holds(value, bound) for bound, _, holds in bounds if bound is not None
+        ]
+        sound = all(within) and not math.isinf(value)
+    words = ["a number" if real else "an integer"]
+    words += [" and ".join(f"{said} {b:g}" for b, said, _ in bounds if b is not None)]
     also = (", or inf" if rule.inf else "") + (", or 0" if rule.zero else "")
-    wanted = " ".join([wanted, " and ".join(said)]).strip() + also
-    raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
+    _require(sound, name, value, " ".join(words).strip() + also)
+    return float(value) if real else int(value)
 
 
 # -- From and to a ConfigDict --------------------------------------------------------
@@ -249,14 +230,7 @@ def config_of(settings: Settings | type) -> ml_collections.ConfigDict:
       settings: their dataclass, for its defaults, or an instance.
     """
     made = settings() if isinstance(settings, type) else settings
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Settings):
-            found = dataclasses.fields(value)
-            return {field.name: plain(getattr(value, field.name)) for field in found}
-        return value
-
-    return ml_collections.ConfigDict(plain(made))
+    return ml_collections.ConfigDict(dataclasses.asdict(made))
 
 
 def from_config(kind: type, config: Any, where: str = "") -> Any:
@@ -271,13 +245,10 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
       InputError: an unknown name, with the nearest known one; or a bad value.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name in config:
-        if name not in fields:
-            near = nearest(where + name, all_names(kind, where))
-            raise InputError(
-                f"there is no setting {where}{name}. "
-                + (f"Did you mean {near}?" if near else "See --help.")
-            )
+    for name in (name for name in config if name not in fields):
+        near = nearest(where + name, all_names(kind, where))
+        hint = f"Did you mean {near}?" if near else "See --help."
+        raise InputError(f"there is no setting {where}{name}. {hint}")
     values = {}
     for name in config:
         value, default = config[name], default_of(fields[name])
@@ -295,8 +266,7 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
     try:
         return kind(**values)
     except InputError as error:
-        first = str(error)
-        raise InputError(where + first if where else first) from error
+        raise InputError(f"{where}{error}") from error
 
 
 def to_json(settings: Any) -> Any:
@@ -388,7 +358,7 @@ def help_lines(settings: Settings, where: str = "") -> list[str]:
         if rule.kind is not None:
             notes.append(rule.kind.wanted)
         if rule.when:
-            other, values = _when(rule)
+            other, values = rule.when
             is_in = f" is {' or '.join(map(str, values))}" if values else " is set"
             notes.append(f"where {other}{is_in}")
         if rule.speed:
