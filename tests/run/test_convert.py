@@ -52,7 +52,7 @@ def test_there_and_back_everything_comes_back(version, vocabulary, tmp_path):
         after = tmp_path / "release" / form
         record = convert(before, after, form)
         assert checkpoints.open_checkpoint(after).format == form
-        assert f"{PIECES} pieces" in STAGE.line(record)
+        assert f"{PIECES} pieces" in record["line"]
         assert record["guarantee"] == "certified"
         before = after
 

@@ -117,7 +117,7 @@ def test_killed_pass_goes_on(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Shorter, "start", dies)
     with pytest.raises(KeyboardInterrupt):
         runner.execute(STAGE, made, place)
-    (state,) = pipeline.survey(tmp_path, {})
+    (state,) = pipeline.survey(tmp_path)
     assert (state.state, state.detail) == ("interrupted", "2 shards")
     assert stat.S_IMODE(place.partial.stat().st_mode) == 0o700
     made_now = []
@@ -208,7 +208,7 @@ def test_a_job_checks_all_steps_on_promises(made, tmp_path):
             ]
 
         def finish(self, s, planned, workdir):
-            return pipeline.survey(workdir, {"shorter": STAGE})
+            return pipeline.survey(workdir)
 
     first, second = pipeline.plan(Twice().steps(made, tmp_path), tmp_path)
     assert second.settings.synthetic == f"{first.place.path}/{SET}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import errno
 import importlib
 import inspect
 import logging as standard_logging
@@ -50,14 +49,6 @@ _OVERRIDE = re.compile(r"--?config\.([^=]*)(=.*)?")
 _INFINITY = re.compile(r"(?<=[(,\s])(inf|math\.inf|float\(([\"'])inf\2\))(?=\s*[,)])")
 # TensorFlow's message, wherever such a path is first used.
 _UNKNOWN_SYSTEM = re.compile(r"File system scheme '([^']*)' not implemented.*'(.*)'")
-_REMEDIES = {
-    errno.ENOENT: "Correct the path.",
-    errno.ENOTDIR: "There is a file where a directory is needed.",
-    errno.EISDIR: "Give a file instead.",
-    errno.EACCES: "Change its permissions, or use another path.",
-    **dict.fromkeys(io.FULL, "Make room there, and start the same command again."),
-}
-
 
 # -- Stages ----------------------------------------------------------------------------
 
@@ -79,14 +70,6 @@ def stage(name: str) -> Any:
     return importlib.import_module(f"{_PACKAGE}.{name}").STAGE
 
 
-class Stages(dict):
-    """Stages by name, imported when they are looked up."""
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        """Returns a stage, or the default where there is none."""
-        return stage(name) if (_STAGES / f"{name}.py").is_file() else default
-
-
 def main() -> None:
     """Runs the command that the first word names, with the other words."""
     process.prepare_streams()
@@ -95,7 +78,7 @@ def main() -> None:
         width = max(map(len, known))
         rows = "".join(f"  {name:{width}}  {line}\n" for name, line in known.items())
         if words:
-            sys.exit(0 if process.say(_USAGE + rows) else 2)
+            _end(0, _USAGE + rows)
         sys.stderr.write(_USAGE + rows)
         sys.exit(2)
     if words[0] not in known:
@@ -106,27 +89,22 @@ def main() -> None:
         )
     with reported():
         module = importlib.import_module(f"{_PACKAGE}.{words[0]}")
-        if hasattr(module, "main"):  # a tool that makes no output
-            logging.set_verbosity(logging.ERROR)
-            _end(words[1:], module)
-        run(module.STAGE, words[1:], inspect.getdoc(module) or "")
+        about = inspect.getdoc(module) or ""
+        if not hasattr(module, "main"):
+            run(module.STAGE, words[1:], about)
+            return
+        logging.set_verbosity(logging.ERROR)  # a tool that makes no output
+        _end(*((0, f"{about}\n") if "--help" in words else module.main(words[1:])))
 
 
-def _end(words: Sequence[str], tool: Any) -> NoReturn:
-    """Ends with a tool's status and text, or with its help."""
-    if "--help" in words:
-        sys.exit(0 if process.say((inspect.getdoc(tool) or "") + "\n") else 2)
-    status, text = tool.main(list(words))
+def _end(status: int, text: str) -> NoReturn:
     sys.exit(status if process.say(text) else 2)
 
 
 def run(made: Any, words: Sequence[str], about: str) -> None:
     """Parses the flags of a stage or a job, and runs it.
 
-    Args:
-      made: the `Stage` or the `Job`.
-      words: the command line.
-      about: what `--help` says of it.
+    `about` is what `--help` says of it.
     """
     _disable_core_dumps()
     logging.set_verbosity(logging.INFO)
@@ -135,15 +113,11 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     own = flags.FlagValues()
     has = _define_flags(own, made)
     if "--help" in words:
+        shown = "\n".join(f"  --{n}={own[n].default or ''}  {own[n].help}" for n in own)
         lines = settings.help_lines(made.Settings())
         listed = "\n".join(f"  --config.{line}" for line in lines)
-        shown = (f"  --{n}={own[n].default or ''}  {own[n].help}" for n in sorted(own))
-        text = f"{about}\n\nFlags:\n\n" + "\n".join(shown) + "\n\n"
-        sys.exit(
-            0
-            if process.say(f"{text}Settings, with their defaults:\n\n{listed}\n")
-            else 2
-        )
+        text = f"{about}\n\nFlags:\n\n{shown}\n\nSettings, with their defaults:\n\n"
+        _end(0, f"{text}{listed}\n")
     file, words = _without_config(words)
     given = load(file) if file else settings.config_of(made.Settings)
     _require_known(given, made, words)
@@ -161,7 +135,7 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
         else:
             beam = tuple(rest) if has["beam"] and own["beam"].value else None
             record = runner.execute(made, s, place, devices, budget, beam)
-            said = f"{place.path}: {made.line(record) or 'finished'}"
+            said = f"{place.path}: {record.get('line') or 'finished'}"
         process.finished()
         process.say(f"{said}\n" if said else "")
 
@@ -183,10 +157,7 @@ def _define_flags(own: flags.FlagValues, made: Any) -> dict[str, bool]:
         text = "For --strategy=mirrored: number of devices; 0 for all GPUs."
         flags.DEFINE_integer("replicas", 0, text, 0, **define)
     if has["budget"]:
-        text = (
-            "Refuse to spend if epsilon of all releases together would exceed this: "
-            "of those in the workdir's release/ and in each --released."
-        )
+        text = "Most epsilon of all releases: in release/ and in each --released."
         flags.DEFINE_float("budget", None, text, **define)
         text = "A directory of earlier releases from the same pairs."
         flags.DEFINE_multi_string("released", [], text, **define)
@@ -212,7 +183,7 @@ def _parse(
     if rest and not by_beam:
         raise InputError(
             f"unexpected arguments: {validation.cut(' '.join(rest))}. Flags begin "
-            "with --, such as --config=FILE."
+            "with --."
         )
     return rest
 
@@ -259,8 +230,8 @@ def load(path: str) -> ml_collections.ConfigDict:
     file, *arguments = path.split(":", 1)
     if not os.path.isfile(file):
         raise InputError(
-            f"--config is {path!r}, where there is no file. Give a Python file whose "
-            "get_config() returns the settings, such as configs/finetune.py."
+            f"--config is {path!r}, where there is no file. Give a Python file with "
+            "get_config(), such as configs/finetune.py."
         )
     try:
         found = runpy.run_path(file).get("get_config")
@@ -285,7 +256,7 @@ def load(path: str) -> ml_collections.ConfigDict:
 
 @contextlib.contextmanager
 def _devices(own: flags.FlagValues, made: Any) -> Iterator[Any]:
-    """Opens the devices of the flags; a stage that takes none has `None`."""
+    """Yields the devices of the flags; `None` for a stage that takes none."""
     if "strategy" not in own:
         yield None
         return
@@ -342,8 +313,7 @@ def reported() -> Iterator[None]:
         if isinstance(error, MemoryError) or kind == "ResourceExhaustedError":
             _refuse(
                 "there is not enough memory. Lower batch_size, microbatch_size or the "
-                "lengths of texts, and start the command again: what is finished is "
-                "kept."
+                "lengths of texts, and start again: what is finished is kept."
             )
         found = _UNKNOWN_SYSTEM.match(text)
         if not found:
@@ -355,7 +325,9 @@ def _in_words(error: Exception) -> str:
     """Returns an error's message, with a remedy for those of the operating system."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
-    remedy = _REMEDIES.get(error.errno or 0, "Correct the path, or use another.")
+    remedy = "Correct the path, or use another."
+    if error.errno in io.FULL:
+        remedy = "Make room there, and start the same command again."
     return f"{os.fspath(error.filename)!s}: {error.strerror}. {remedy}"
 
 

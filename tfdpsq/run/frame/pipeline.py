@@ -290,7 +290,7 @@ class State:
 
     Attributes:
       name: of its output.
-      stage: name of its stage.
+      stage: name of its stage; "" if unknown.
       state: "done", "running", "interrupted" or "left".
       detail: process, progress or result, in words.
       seconds: how long it took so far, all tries together.
@@ -303,45 +303,37 @@ class State:
     seconds: float
 
 
-def survey(workdir: pathlib.Path, stages: Mapping[str, Any]) -> list[State]:
+def survey(workdir: pathlib.Path) -> list[State]:
     """Returns the state of every step of a job, or of every output in a workdir.
 
-    Args:
-      workdir: of a job, or an output's own directory.
-      stages: stage or `None` by name, for their words on a finished output.
+    `workdir` may also be an output's own directory.
     """
-    listed = workdir / places.PRIVATE / LIST_FILE
-    if listed.is_file():
-        steps = io.read_json(listed, "Start the job again, which writes it")["steps"]
-        outputs = [(workdir / one["place"], one["stage"]) for one in steps]
-    elif records.read_stage(workdir) is not None:
-        outputs = [(workdir, "")]
-    else:
-        folders = (workdir, workdir / places.RELEASE, workdir / places.PRIVATE)
-        paths = [file.parent for f in folders for file in f.glob("*/stage.json")]
-        known = {path.name for path in paths}
-        private = workdir / places.PRIVATE
-        begun = [*(private / "partial").glob("*"), *(private / "runs").glob("*")]
-        begun_names = sorted({path.name for path in begun} - known)
-        outputs = [(p, "") for p in (*paths, *(private / n for n in begun_names))]
-    return [_state(Place.of(path), stage, stages) for path, stage in outputs]
+    private = workdir / places.PRIVATE
+    if (private / LIST_FILE).is_file():
+        listed = io.read_json(private / LIST_FILE, "Start the job again")["steps"]
+        return [_state(workdir / one["place"], one["stage"]) for one in listed]
+    if records.read_stage(workdir) is not None:
+        return [_state(workdir)]
+    folders = (workdir, workdir / places.RELEASE, private)
+    found = [file.parent for each in folders for file in each.glob("*/stage.json")]
+    begun = {path.name for n in ("partial", "runs") for path in private.glob(f"{n}/*")}
+    begun -= {path.name for path in found}
+    return [_state(path) for path in (*found, *(private / n for n in sorted(begun)))]
 
 
-def _state(place: Place, name: str, stages: Mapping[str, Any]) -> State:
-    record = records.read_stage(place.path)
-    took = records.seconds(place)
+def _state(path: pathlib.Path, stage: str = "") -> State:
+    place = Place.of(path)
+    record, took = records.read_stage(place.path), records.seconds(place)
     if record is not None:
-        stage = stages.get(record["stage"])
-        line = stage.line(record) if stage else ""
+        line = record.get("line", "")
         return State(place.name, record["stage"], "done", line, took)
-    process = places.holder(place)
-    paid = runs.steps_paid(place)
+    process, paid = places.holder(place), runs.steps_paid(place)
+    shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
     detail = [f"process {process}"] if process else []
     detail += [f"{paid} steps paid"] if paid else []
-    shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
     detail += [f"{shards} shards"] if shards else []
     points = progress.read_points(place.logs / progress.LOG_FILE)
     detail += ["step {step} of {of}".format(**p) for p in points[-1:] if "step" in p]
     begun = process or paid or place.partial.exists() or place.record.exists()
     state = "running" if process else "interrupted" if begun else "left"
-    return State(place.name, name, state, ", ".join(detail), took)
+    return State(place.name, stage, state, ", ".join(detail), took)

@@ -208,9 +208,9 @@ class Stage:
     def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
         """Refuses an output that is not what was asked for, once it is finished."""
 
-    def line(self, record: Mapping[str, Any]) -> str:
-        """Returns a finished output in a few words, for `status` and the report."""
-        found = record["result"].items()
+    def line(self, result: Mapping[str, Any]) -> str:
+        """Returns the result of `run` in a few words, for `status` and the report."""
+        found = result.items()
         numbers = (f"{k} {v:g}" for k, v in found if isinstance(v, (int, float)))
         return ", ".join(numbers)
 
@@ -397,7 +397,7 @@ def _made(
     places.open_private(out)
     c = dataclasses.replace(c, out=out, counts=counts)
     with io.explained(out, "Finished shards and paid steps are kept."):
-        result = stage.run(c)
+        result = stage.run(c) or {}
         if not (out / certificates.FILE_NAME).is_file():
             records.write_certificate(out, stage.certificate(c.settings, c.given))
         records.require_class(out, c.privacy, c.place.path)
@@ -407,7 +407,8 @@ def _made(
             guarantee=c.privacy.word,
             settings=settings.to_json(c.settings),
             facts=stage.facts(c.settings, c.given),
-            result=result or {},
+            result=result,
+            line=stage.line(result),
         )
     _appear(out, c.place, c.privacy, umask)
     return record

@@ -98,9 +98,9 @@ class Convert(Stage):
             about = _write_set(c, source)
         return {"format": c.settings.format, "about": about}
 
-    def line(self, record: Any) -> str:
+    def line(self, result: Any) -> str:
         """What was written."""
-        return "{format}: {about}".format(**record["result"])
+        return "{format}: {about}".format(**result)
 
 
 def _write_t5(c: Context, source: pathlib.Path) -> str:

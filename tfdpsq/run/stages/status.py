@@ -12,7 +12,7 @@ import dataclasses
 import json
 import pathlib
 
-from tfdpsq.run.frame import command, pipeline
+from tfdpsq.run.frame import pipeline
 from tfdpsq.validation import InputError
 
 
@@ -23,7 +23,7 @@ def main(words: list[str]) -> tuple[int, str]:
         raise InputError("give one directory: tfdpsq status WORKDIR [--json]")
     if not pathlib.Path(paths[0]).is_dir():
         raise InputError(f"{paths[0]} is not a directory. Give a workdir.")
-    states = pipeline.survey(pathlib.Path(paths[0]).absolute(), command.Stages())
+    states = pipeline.survey(pathlib.Path(paths[0]).absolute())
     if "--json" in words:
         return 0, json.dumps([dataclasses.asdict(one) for one in states], indent=2)
     counts = collections.Counter(one.state for one in states)
