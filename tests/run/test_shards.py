@@ -120,6 +120,13 @@ def test_shards_of_other_settings_are_refused(tmp_path, monkeypatch):
     assert not place.partial.exists()
 
 
+def test_pass_without_a_shard_yet_takes_other_settings(tmp_path):
+    place = Place.of(tmp_path / "squares")
+    with pytest.raises(InputError, match="0 is unlucky"):
+        _run(place, unlucky=0)
+    assert _run(place)["result"]["sum"] == 1240
+
+
 def test_pass_may_write_to_another_file_system(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = Place.of(f"ram://work{tmp_path}/squares", anywhere=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 import apache_beam
-from absl import logging
 from apache_beam.options import pipeline_options
 from apache_beam.runners.portability import fn_api_runner
 from apache_beam.utils import shared
@@ -55,16 +54,12 @@ def run(
 ) -> None:
     """Makes the missing shards by the workers of a runner, and waits for them.
 
-    Args:
-      stage: the pass.
-      c: what it runs with; each worker has one device.
-      made: its shards, which all workers must reach.
-      flags: Beam's own, such as `--runner=DataflowRunner --region=...`.
+    Each worker has one device, and must reach the directory of `made`. The flags are
+    Beam's own, such as `--runner=DataflowRunner --region=...`.
 
     Raises:
       InputError: a worker raised one, or shards are missing in the end.
     """
-    logging.info("%s: flags for Beam: %s", c.place.name, " ".join(flags) or "none")
     options = pipeline_options.PipelineOptions(list(flags))
     name = options.view_as(pipeline_options.StandardOptions).runner
     local = name in (None, "DirectRunner", "FnApiRunner")

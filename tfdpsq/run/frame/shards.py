@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,7 +106,8 @@ def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
       InputError: shards of another pass are there; or what the stage raises.
     """
     shards = Shards(c.place.shards, len(c.parts))
-    _open(shards, {**c.depends, "shards": len(c.parts)})
+    size = getattr(c.settings, "shard_documents", None)
+    _open(shards, {**c.depends, "shards": shards.total, "shard_documents": size})
     missing = shards.missing()
     logging.info(
         "%s: %d of %d shards to make", c.place.name, len(missing), shards.total
@@ -127,37 +126,25 @@ def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
 
 
 def make_one(make: Make, shards: Shards, index: int, place: places.Place) -> None:
-    """Makes a shard unless it is there; says how long it took."""
-    if shards.mark(index) is not None:
-        return
-    started = time.monotonic()
-    with places.owner_only(), shards.writing(index) as out:
-        make(index, out)
-    logging.info(
-        "%s: shard %d of %d: %d rows in %.1f s",
-        place.name,
-        index,
-        shards.total,
-        out.count,
-        time.monotonic() - started,
-    )
+    """Makes a shard unless it is there."""
+    if shards.mark(index) is None:
+        with places.owner_only(), shards.writing(index) as out:
+            make(index, out)
+        said = place.name, index, shards.total, out.count
+        logging.info("%s: shard %d of %d: %d rows", *said)
 
 
 def _open(shards: Shards, depends: dict[str, Any]) -> None:
-    """Makes the directory, or takes up what the same pass left there."""
+    """Makes the directory, or takes up the shards that the same pass left there."""
     path = f"{shards.directory}/{PASS_FILE}"
-    wanted = {"fingerprint": records.digest(depends), "depends": depends}
-    if io.gfile().exists(path):
+    if io.gfile().glob(f"{shards.directory}/[0-9]*.json"):
         found = io.read_json(path, f"Remove {shards.directory} to begin again")
-        if found["fingerprint"] == wanted["fingerprint"]:
-            return
-        changed = "; ".join(records.differences(found["depends"], depends))
-        raise validation.InputError(
-            f"{shards.directory} holds shards of other settings or inputs ({changed}). "
-            "Go on with those, or remove it to begin again."
-        )
-    if io.is_local(shards.directory):
-        os.makedirs(shards.directory, exist_ok=True)
-    else:
-        io.gfile().makedirs(shards.directory)
-    io.write_json(path, wanted)
+        changed = "; ".join(records.differences(found, depends))
+        if changed:
+            raise validation.InputError(
+                f"{shards.directory} holds shards of other settings or inputs "
+                f"({changed}). Go on with those, or remove it to begin again."
+            )
+        return
+    io.gfile().makedirs(shards.directory)
+    io.write_json(path, depends)
