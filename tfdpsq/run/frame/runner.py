@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -56,8 +57,7 @@ class Given(dict):
     def privacy(self, covered: Sequence[str] = ()) -> Privacy:
         """Returns the class of what is made from the inputs, by post-processing.
 
-        Args:
-          covered: inputs that an ε of the stage's own protects.
+        An ε of the stage's own protects the `covered` ones.
         """
         return max((a.privacy for _, a in self.each(covered)), default=Privacy.PUBLIC)
 
@@ -90,7 +90,7 @@ class Context:
       place: where the output will be, and what is next to it.
       privacy: the output's class.
       inputs: fingerprints of the inputs.
-      depends: what the output depends on, as JSON; see `depends_on`.
+      depends: what the output depends on, as JSON: stage, settings, inputs.
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
@@ -114,16 +114,12 @@ class Context:
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the scope to make models in."""
-        return (
-            contextlib.nullcontext() if self.devices is None else self.devices.scope()
-        )
+        return (self.devices or Devices()).scope()
 
     def provenance(self) -> dict[str, Any]:
         """Returns what the manifest of a set says of its making; see `data.sets`."""
-        return {
-            "config": settings.to_json(self.settings),
-            "inputs": dict(self.inputs),
-        }
+        own = settings.to_json(self.settings)
+        return {"config": own, "inputs": dict(self.inputs)}
 
 
 class Stage:
@@ -264,32 +260,27 @@ def open_inputs(
     """
     given = Given()
     for name, value, rule in settings.paths_of(s):
-
-        def opened(
-            path: str, where: str, name: str = name, rule: settings.Rule = rule
-        ) -> Artefact | None:
-            if not path and (rule.required or where != name):
-                raise InputError(f"{where} is ''. Give {rule.kind.wanted}.")
-            if not path:
-                return None
-            promise = _promised(path, promises or {})
-            if promise is None:
-                return rule.kind.open(path, where)
-            return rule.kind.promised_by(promise, path)
-
+        opened = functools.partial(_opened, rule=rule, promises=promises or {})
         if isinstance(value, Mapping):
             given[name] = {key: opened(p, f"{name}.{key}") for key, p in value.items()}
         elif isinstance(value, tuple):
             given[name] = tuple(opened(p, f"{name}[{n}]") for n, p in enumerate(value))
-        else:
+        elif value or rule.required:
             given[name] = opened(value, name)
+        else:
+            given[name] = None
     return given
 
 
-def _promised(path: str, promises: Mapping[str, Artefact]) -> Artefact | None:
-    """Returns the promise of an output that a path is, or is in."""
-    above = (path, *map(str, pathlib.PurePath(path).parents))
-    return next((promises[each] for each in above if each in promises), None)
+def _opened(
+    path: str, name: str, rule: settings.Rule, promises: Mapping[str, Artefact]
+) -> Artefact:
+    if not path:
+        raise InputError(f"{name} is ''. Give {rule.kind.wanted}.")
+    for above in (path, *map(str, pathlib.PurePath(path).parents)):
+        if above in promises:  # the output that it is, or is in
+            return rule.kind.promised_by(promises[above], path)
+    return rule.kind.open(path, name)
 
 
 def execute(
@@ -348,14 +339,21 @@ def _executed(
     umask = os.umask(0o077)
     os.umask(umask)
     with places.locked(place), places.owner_only():
-        c = Context(s, given, place, privacy, {}, devices=devices, budget=budget)
-        c = dataclasses.replace(c, beam=beam, inputs=_fingerprints(stage, c))
-        c = dataclasses.replace(c, depends=depends_on(stage, c))
-        record = records.finished(place.path, c.depends)
+        inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
+        c = Context(s, given, place, privacy, inputs, devices=devices, budget=budget)
+        inputs = {**inputs, **stage.also(c)}
+        own = settings.identity(s)
+        depends = {"stage": stage.name, "settings": own, "inputs": inputs}
+        c = dataclasses.replace(c, beam=beam, inputs=inputs, depends=depends)
+        record = records.finished(place.path, depends)
         if record is not None:
             logging.info("%s: finished before, not made again", place.name)
         else:
-            _require_free(place)
+            if place.is_local and os.path.isdir(place.path) and os.listdir(place.path):
+                raise InputError(
+                    f"{place.path} is not empty, and holds no {records.STAGE_FILE}. "
+                    "Use another --workdir."
+                )
             strict = getattr(s, "strict", False)
             for what, where in stage.reads(s, given):
                 records.private_reads(place.private, strict).record(what, where)
@@ -366,26 +364,6 @@ def _executed(
         _clean(place)
     stage.require_sound(s, record)
     return record
-
-
-def depends_on(stage: Stage, c: Context) -> dict[str, Any]:
-    """Returns what an output depends on, as JSON."""
-    own = settings.identity(c.settings)
-    return {"stage": stage.name, "settings": own, "inputs": dict(c.inputs)}
-
-
-def _fingerprints(stage: Stage, c: Context) -> dict[str, str]:
-    found = {name: one.fingerprint(c.place.private) for name, one in c.given.each()}
-    return {**found, **stage.also(dataclasses.replace(c, inputs=found))}
-
-
-def _require_free(place: Place) -> None:
-    """Refuses a place where something else is, before any work."""
-    if place.is_local and os.path.isdir(place.path) and os.listdir(place.path):
-        raise InputError(
-            f"{place.path} is not empty, and holds no {records.STAGE_FILE}. Use "
-            "another --workdir."
-        )
 
 
 def _made(
@@ -449,9 +427,9 @@ def _clean(place: Place) -> None:
 
 @contextlib.contextmanager
 def scratch(place: Place, worker: str) -> Iterator[Place]:
-    """Yields a place for a worker that is not the chief, removed at the end.
+    """Yields a place for the private rows of a worker that is not the chief.
 
-    It holds private rows; what a killed worker left there is removed first.
+    It is removed at the end; what a killed worker left there is removed first.
     """
     folder = place.private / "workers" / worker
     shutil.rmtree(folder, ignore_errors=True)
