@@ -127,7 +127,7 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     )
     rest = _parse(own, words, has)
     s = settings.from_config(made.Settings, holder.value)
-    place = places.Place.of(own["workdir"].value, getattr(made, "anywhere", False))
+    place = places.Place.of(own["workdir"].value, made.anywhere)
     with _devices(own, made) as devices:
         budget = _budget(own, made)
         if isinstance(made, pipeline.Job):
@@ -143,8 +143,8 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
 def _define_flags(own: flags.FlagValues, made: Any) -> dict[str, bool]:
     """Defines the flags that a stage takes; returns which groups it has."""
     has = {
-        "beam": getattr(made, "sharded", False),
-        "budget": getattr(made, "spends", False),
+        "beam": made.sharded,
+        "budget": made.spends,
         "strategy": len(made.strategies) > 1,
     }
     define = {"flag_values": own}

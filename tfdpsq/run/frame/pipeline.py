@@ -15,7 +15,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tfdpsq.data import io
 from tfdpsq.run.frame import places, progress, records, runner, runs, settings
@@ -58,38 +58,21 @@ class Planned:
     settings: settings.Settings
 
 
-class Job:
-    """A command that runs a list of steps in one workdir.
+class Job(runner.Command):
+    """A command that runs a list of steps in one workdir."""
 
-    Attributes:
-      name: of the command.
-      Settings: the dataclass of its settings.
-      strategies: values of `--strategy` it works under.
-      spends: whether a step may train with a guarantee (`--budget`).
-    """
-
-    name: ClassVar[str]
-    Settings: ClassVar[type[settings.Settings]]
-    strategies: ClassVar[tuple[str, ...]] = ("default", "mirrored", "tpu")
-    spends: ClassVar[bool] = True
+    strategies = ("default", "mirrored", "tpu")
+    spends = True
 
     def steps(self, s: Any, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps; refuses settings that do not fit each other."""
         raise NotImplementedError
 
-    def start(
-        self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path, budget: Any
-    ) -> None:
+    def start(self, s: Any, workdir: pathlib.Path) -> None:
         """Does what comes before the first step, once all are checked."""
 
     def finish(self, s: Any, planned: Sequence[Planned], workdir: pathlib.Path) -> Any:
         """Writes the report, once all steps are finished."""
-
-    def config(self, **changes: Any) -> Any:
-        """Returns the settings as a ConfigDict, for a config file."""
-        found = settings.config_of(self.Settings)
-        found.update(changes)
-        return found
 
 
 def run(
@@ -109,7 +92,7 @@ def run(
     with places.locked(place):
         planned = plan(job.steps(s, workdir), workdir, devices, budget)
         write_list(job, s, planned, workdir)
-        job.start(s, planned, workdir, budget)
+        job.start(s, workdir)
         for each in planned:
             runner.execute(each.step.stage, each.settings, each.place, devices, budget)
             if devices is not None:

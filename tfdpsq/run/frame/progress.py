@@ -141,8 +141,8 @@ def shard_progress(
     name = f"shard {index}"
     with tqdm.tqdm(total=total, desc=name, unit=f" {unit}", mininterval=1) as bar:
         yield add
-    values = {"shard": index, "of": total, unit: done, "tokens": all_tokens}
-    values["seconds"] = time.monotonic() - started
+    values: dict[str, Any] = {"shard": index, "of": total, unit: done}
+    values.update(tokens=all_tokens, seconds=time.monotonic() - started)
     # A worker of Beam on another machine may not have the directory.
     with contextlib.suppress(OSError, InputError):
         log = _Log(logs)

@@ -122,16 +122,12 @@ class Context:
         return {"config": own, "inputs": dict(self.inputs)}
 
 
-class Stage:
-    """One step of the work: what it takes, what it makes, how.
-
-    A subclass is complete with `name`, `Settings` and `run`. All methods but `run` look
-    at settings and artefacts alone, so they also work on promises.
+class Command:
+    """What a file in `stages/` makes, a stage or a job.
 
     Attributes:
       name: of the command.
       Settings: the dataclass of its settings.
-      kind: what its output is, for stages that take it.
       strategies: values of `--strategy` it works under.
       spends: whether it may train on private pairs with a guarantee (`--budget`).
       anywhere: whether the output may be on another file system.
@@ -140,11 +136,27 @@ class Stage:
 
     name: ClassVar[str]
     Settings: ClassVar[type[settings.Settings]]
-    kind: ClassVar[type[Artefact]] = Output
     strategies: ClassVar[tuple[str, ...]] = ("default",)
     spends: ClassVar[bool] = False
     anywhere: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
+
+    def config(self, **changes: Any) -> Any:
+        """Returns the settings as a ConfigDict, for a config file."""
+        found = settings.config_of(self.Settings)
+        found.update(changes)
+        return found
+
+
+class Stage(Command):
+    """One step of the work: what it takes, what it makes, how.
+
+    A subclass is complete with `name`, `Settings` and `run`. All methods but `run` look
+    at settings and artefacts alone, so they also work on promises. `kind` is what its
+    output is, for stages that take it.
+    """
+
+    kind: ClassVar[type[Artefact]] = Output
 
     def check(self, s: Any, given: Given) -> None:
         """Refuses settings and inputs that do not fit each other."""
@@ -209,12 +221,6 @@ class Stage:
         found = result.items()
         numbers = (f"{k} {v:g}" for k, v in found if isinstance(v, (int, float)))
         return ", ".join(numbers)
-
-    def config(self, **changes: Any) -> Any:
-        """Returns the stage's settings as a ConfigDict, for a config file."""
-        found = settings.config_of(self.Settings)
-        found.update(changes)
-        return found
 
 
 class ShardedStage(Stage):

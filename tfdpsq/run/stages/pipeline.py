@@ -162,13 +162,7 @@ class Pipeline(Job):
         made.audit()
         return made
 
-    def start(
-        self,
-        s: Settings,
-        planned: Sequence[Planned],
-        workdir: pathlib.Path,
-        budget: Any,
-    ) -> None:
+    def start(self, s: Settings, workdir: pathlib.Path) -> None:
         """Records what the report will show, as certificates list it."""
         if s.examples:
             with owner_only():
