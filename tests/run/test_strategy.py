@@ -25,8 +25,7 @@ def _tf_config(cluster=_TWO, kind="worker", index=0):
         "",
         "{",
         _tf_config(index=2),
-        _tf_config({**_TWO, "ps": ["c:3"]}),
-        _tf_config({"worker": ["a", "b:2"]}),
+        _tf_config(kind="ps"),
     ],
 )
 def test_bad_tf_config_is_refused_with_an_example(found):

@@ -47,8 +47,7 @@ _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALU
 _OVERRIDE = re.compile(r"--?config\.([^=]*)(=.*)?")
 # ∞ in a tuple, which flags read as a literal.
 _INFINITY = re.compile(r"(?<=[(,\s])(inf|math\.inf|float\(([\"'])inf\2\))(?=\s*[,)])")
-# TensorFlow's message, wherever such a path is first used.
-_UNKNOWN_SYSTEM = re.compile(r"File system scheme '([^']*)' not implemented.*'(.*)'")
+
 
 # -- Stages ----------------------------------------------------------------------------
 
@@ -106,12 +105,14 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
 
     `about` is what `--help` says of it.
     """
-    _disable_core_dumps()
+    # A crash would write memory, private queries and seeds included, to a file.
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     logging.set_verbosity(logging.INFO)
     # TensorFlow's advice is meant for those who write programs.
     standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
     own = flags.FlagValues()
-    has = _define_flags(own, made)
+    _define_flags(own, made)
     if "--help" in words:
         shown = "\n".join(f"  --{n}={own[n].default or ''}  {own[n].help}" for n in own)
         lines = settings.help_lines(made.Settings())
@@ -125,53 +126,45 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     holder = config_flags.DEFINE_config_dict(
         "config", given, flag_values=own, sys_argv=words
     )
-    rest = _parse(own, words, has)
+    rest = _parse(own, words)
     s = settings.from_config(made.Settings, holder.value)
     place = places.Place.of(own["workdir"].value, made.anywhere)
-    with _devices(own, made) as devices:
-        budget = _budget(own, made)
+    budget = _budget(own)
+    with _devices(own) as devices:
         if isinstance(made, pipeline.Job):
             said = pipeline.run(made, s, pathlib.Path(place.path), devices, budget)
         else:
-            beam = tuple(rest) if has["beam"] and own["beam"].value else None
+            beam = tuple(rest) if "beam" in own and own["beam"].value else None
             record = runner.execute(made, s, place, devices, budget, beam)
             said = f"{place.path}: {record.get('line') or 'finished'}"
         process.finished()
         process.say(f"{said}\n" if said else "")
 
 
-def _define_flags(own: flags.FlagValues, made: Any) -> dict[str, bool]:
-    """Defines the flags that a stage takes; returns which groups it has."""
-    has = {
-        "beam": made.sharded,
-        "budget": made.spends,
-        "strategy": len(made.strategies) > 1,
-    }
+def _define_flags(own: flags.FlagValues, made: Any) -> None:
+    """Defines the flags that a stage takes."""
     define = {"flag_values": own}
     flags.DEFINE_string("workdir", None, "Where the output goes.", **define)
-    if has["strategy"]:
+    if len(made.strategies) > 1:
         text = f"What models run on, one of {', '.join(made.strategies)}."
         flags.DEFINE_enum("strategy", "default", made.strategies, text, **define)
         text = 'For --strategy=tpu: its name or address, or "local".'
         flags.DEFINE_string("tpu", "", text, **define)
         text = "For --strategy=mirrored: number of devices; 0 for all GPUs."
         flags.DEFINE_integer("replicas", 0, text, 0, **define)
-    if has["budget"]:
+    if made.spends:
         text = "Most epsilon of all releases: in release/ and in each --released."
         flags.DEFINE_float("budget", None, text, **define)
         text = "A directory of earlier releases from the same pairs."
         flags.DEFINE_multi_string("released", [], text, **define)
-    if has["beam"]:
+    if made.sharded:
         text = "Run on Apache Beam's workers; other flags go to Beam."
         flags.DEFINE_boolean("beam", False, text, **define)
-    return has
 
 
-def _parse(
-    own: flags.FlagValues, words: Sequence[str], has: dict[str, bool]
-) -> list[str]:
+def _parse(own: flags.FlagValues, words: Sequence[str]) -> list[str]:
     """Parses the flags; with --beam, returns the words that are not ours."""
-    by_beam = has["beam"] and any(re.match("--?beam(=true)?$", word) for word in words)
+    by_beam = "beam" in own and any(re.match("--?beam(=true)?$", w) for w in words)
     try:
         rest = own(words, known_only=by_beam)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -181,10 +174,8 @@ def _parse(
     except (flags.Error, TypeError, ValueError) as error:
         raise InputError(str(error)) from error
     if rest and not by_beam:
-        raise InputError(
-            f"unexpected arguments: {validation.cut(' '.join(rest))}. Flags begin "
-            "with --."
-        )
+        said = validation.cut(" ".join(rest))
+        raise InputError(f"unexpected arguments: {said}. Flags begin with --.")
     return rest
 
 
@@ -251,11 +242,8 @@ def load(path: str) -> ml_collections.ConfigDict:
     return config
 
 
-# -- What a stage runs under -----------------------------------------------------------
-
-
 @contextlib.contextmanager
-def _devices(own: flags.FlagValues, made: Any) -> Iterator[Any]:
+def _devices(own: flags.FlagValues) -> Iterator[Any]:
     """Yields the devices of the flags; `None` for a stage that takes none."""
     if "strategy" not in own:
         yield None
@@ -267,21 +255,18 @@ def _devices(own: flags.FlagValues, made: Any) -> Iterator[Any]:
         yield of
 
 
-def _budget(own: flags.FlagValues, made: Any) -> Any:
+def _budget(own: flags.FlagValues) -> Any:
     """Returns the limit of the flags; `None` for none."""
-    if "budget" not in own or own["budget"].value is None:
-        if "released" in own and own["released"].value:
+    if "budget" not in own:
+        return None
+    limit, released = own["budget"].value, own["released"].value
+    if limit is None:
+        if released:
             raise InputError("--released counts against --budget. Give that, too.")
         return None
     from tfdpsq.run.frame.budget import Budget
 
-    return Budget(own["budget"].value, tuple(own["released"].value))
-
-
-def _disable_core_dumps() -> None:
-    """A crash would write memory, private queries and seeds included, to a file."""
-    _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    return Budget(limit, tuple(released))
 
 
 # -- Errors ----------------------------------------------------------------------------
@@ -315,10 +300,9 @@ def reported() -> Iterator[None]:
                 "there is not enough memory. Lower batch_size, microbatch_size or the "
                 "lengths of texts, and start again: what is finished is kept."
             )
-        found = _UNKNOWN_SYSTEM.match(text)
-        if not found:
-            raise
-        _refuse(f"{found[2]} is of a file system {found[1]!r} that is unknown here.")
+        if "File system scheme" in text:  # TensorFlow, wherever a path is first used
+            _refuse(f"{text}. Use a path of another kind.")
+        raise
 
 
 def _in_words(error: Exception) -> str:

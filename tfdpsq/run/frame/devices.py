@@ -89,7 +89,7 @@ class Devices:
         if rows % self.replicas:
             raise InputError(
                 f"{name} is {rows}, which {self.replicas} replicas cannot share. Make "
-                "it a multiple of them, or use fewer."
+                "it a multiple of them."
             )
 
     @property
@@ -109,9 +109,7 @@ class Devices:
 def opened(
     kind: str = "default", tpu: str = "", replicas: int = 0
 ) -> Iterator[Devices]:
-    """Opens devices before TensorFlow runs anything, and shuts them down at the end.
-
-    Takes the values of the flags.
+    """Opens the devices of the flags before TensorFlow runs anything.
 
     Raises:
       InputError: flags of another strategy, missing devices, a bad TF_CONFIG.
@@ -197,8 +195,7 @@ def _initialized_tpu(name: str) -> Any:
 
 
 def _several_workers() -> tf.distribute.Strategy:
-    cluster = read_tf_config(os.environ.get(_TF_CONFIG, ""))
-    _watch_each_other(cluster)
+    _watch_each_other(read_tf_config(os.environ.get(_TF_CONFIG, "")))
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except (tf.errors.OpError, RuntimeError) as error:
@@ -216,20 +213,16 @@ def read_tf_config(text: str) -> dict[str, int]:
     """
     try:
         found = validation.parse_json(text)
-        jobs = {str(name): list(at) for name, at in found["cluster"].items()}
-        job, index = found["task"]["type"], int(found["task"]["index"])
-        own = jobs[job][index]
-        if set(jobs) - {"chief", "worker"} or len(jobs.get("chief", [])) > 1:
-            raise ValueError("its jobs must be workers and at most one chief")
-        if not str(own).rpartition(":")[2].isdigit() or index < 0:
-            raise ValueError(f"{own!r} is not host:port")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        jobs = {str(name): len(at) for name, at in found["cluster"].items()}
+        if int(found["task"]["index"]) not in range(jobs[found["task"]["type"]]):
+            raise ValueError("there is no task of this index")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"TF_CONFIG is {text[:200]!r}, which names no cluster and task: {error!r}. "
             'Set it to {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": '
             '{"type": "worker", "index": 0}}, with each worker\'s own index.'
         ) from None
-    return {name: len(at) for name, at in jobs.items()}
+    return jobs
 
 
 def _watch_each_other(cluster: dict[str, int]) -> None:

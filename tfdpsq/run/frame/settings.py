@@ -88,8 +88,8 @@ def _field(default: Callable[[], Any], when: Any = None, **rule: Any) -> Any:
 def path(kind: Any, default: Any = None, **rule: Any) -> Any:
     """Declares the path of an input, which the runner opens before the stage runs.
 
-    The path is not part of what a result depends on; the fingerprint of what it leads
-    to is. So inputs and workdirs may move.
+    A result depends on the fingerprint of what the path leads to, not on the path, so
+    inputs and workdirs may move.
 
     Args:
       kind: the artefact that is expected there, see `artefacts`.
@@ -224,11 +224,7 @@ def _number(name: str, value: Any, real: bool, rule: Rule) -> Any:
 
 
 def config_of(settings: Settings | type) -> ml_collections.ConfigDict:
-    """Returns the ConfigDict that flags and config files change.
-
-    Args:
-      settings: their dataclass, for its defaults, or an instance.
-    """
+    """Returns the ConfigDict of settings, or of their dataclass's defaults."""
     made = settings() if isinstance(settings, type) else settings
     return ml_collections.ConfigDict(dataclasses.asdict(made))
 
