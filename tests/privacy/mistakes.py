@@ -439,8 +439,8 @@ Users who search every month are taken to be in one of the monthly logs alone.
 
 What the same workdir has released is left out of the total that `--budget` limits.
 @ run/frame/budget.py run/test_spending.py
-- found.add(str(place.private.parent / places.RELEASE))
-+ pass
+- (*([str(own)] if own.exists() else []), *self.released)
++ self.released
 
 The certificate of a run that continues another states the cost of the last run alone.
 @ privacy/proof/certificate.py privacy/test_continuation.py

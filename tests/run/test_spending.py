@@ -80,7 +80,9 @@ def test_limit_needs_certificates_that_can_be_counted(tmp_path):
         _write(release / name, run=None)
     with pytest.raises(InputError, match="without a run id"):
         Budget(50.0).require_within(Place.of(release / "next"), _NEXT)
-    with pytest.raises(InputError, match="none, where there is no directory"):
-        Budget(50.0, (str(tmp_path / "none"),))
+    with pytest.raises(InputError, match="none' does not exist"):
+        Budget(50.0, (str(tmp_path / "none"),)).require_within(
+            Place.of(tmp_path / "other"), _NEXT
+        )
     with pytest.raises(InputError, match="budget is -1"):
         Budget(-1.0)

@@ -8,14 +8,11 @@ where they are, their privacy class, and the facts that the stage states of itse
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -59,6 +56,8 @@ class Artefact:
         none.
       promised: whether it has yet to be made.
       runs: the private runs that a promise plans to pay for.
+      wanted: the kind in words, for errors.
+      files: names of which one is there where the kind is; "" is the path itself.
     """
 
     path: str
@@ -70,6 +69,7 @@ class Artefact:
     runs: tuple = ()
 
     wanted: ClassVar[str] = "the output of a stage"
+    files: ClassVar[tuple[str, ...]] = (records.STAGE_FILE,)
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
@@ -81,17 +81,15 @@ class Artefact:
         """
         if not cls.is_at(path):
             raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
-        stage, stated, certificate = (
-            records.read_stage(path) or {},
-            class_stated(path),
-            None,
-        )
+        above = path.removesuffix(f"/{SET}")  # whose record is that of a set, too
+        stage = records.read_stage(path) or records.read_stage(above) or {}
+        privacy_class, certificate = class_stated(path), None
         has_one = (pathlib.Path(path) / certificates.FILE_NAME).is_file()
-        if has_one or stated < Privacy.PRIVATE:  # private results need none
+        if has_one or privacy_class < Privacy.PRIVATE:  # private results need none
             certificate = privacy.read_certificate(path)
         return cls(
             path,
-            max(stated, records.class_of_certificate(certificate)),
+            max(privacy_class, records.class_of_certificate(certificate)),
             certificate,
             stage.get("facts", {}),
             certificate["digest"] if certificate else "",
@@ -100,7 +98,7 @@ class Artefact:
     @classmethod
     def is_at(cls, path: str) -> bool:
         """Returns whether the kind is at a path."""
-        return records.read_stage(path) is not None
+        return any((pathlib.Path(path) / name).exists() for name in cls.files)
 
     @classmethod
     def promised_by(cls, promise: Artefact, path: str) -> Artefact:
@@ -123,6 +121,116 @@ class Output(Artefact):
     """Any finished stage."""
 
 
+class Canaries(Artefact):
+    """What `canaries` wrote."""
+
+    wanted = "what canaries wrote"
+
+
+class Histogram(Artefact):
+    """What `histogram` wrote."""
+
+    wanted = "what histogram wrote"
+
+
+class File(Artefact):
+    """Any file or directory that somebody else made."""
+
+    wanted, files = "a file or directory", ("",)
+
+
+class Generator(Artefact):
+    """A T5: what `finetune` or `pretrain` wrote, a checkpoint, or a preset's name."""
+
+    # The checkpoint's reader says what is wrong with anything else.
+    wanted, files = "what finetune wrote, a T5 checkpoint, or a preset's name", ("",)
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """Opens it as any; presets and URLs are fetched."""
+        from tfdpsq.generator import checkpoints
+
+        return super().open(str(checkpoints.locate(path)), setting)
+
+
+class Retriever(Artefact):
+    """What `train_retriever` wrote."""
+
+    wanted = "what train_retriever wrote"
+    files: ClassVar[tuple[str, ...]] = (MODEL,)
+
+
+class System(Retriever):
+    """What `evaluate` searches with: BM25, a retriever, an adapter, or embeddings."""
+
+    wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
+    files = (MODEL, ADAPTER_FILE)
+    WORDS = ("bm25", "embeddings")
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """Opens it as any; a word is public."""
+        if path in cls.WORDS:
+            return cls(path, Privacy.PUBLIC)
+        return super().open(path, setting)
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the word, or the fingerprint of what was trained."""
+        return self.path if self.path in self.WORDS else super().fingerprint(private)
+
+
+class Embeddings(Artefact):
+    """Embeddings by `embed`, or by any encoder that `retriever.VectorStore` stored."""
+
+    wanted = "embeddings that embed or retriever.VectorStore wrote"
+    files = ("documents", "queries")
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the stage's, or a keyed one, as they may be of private queries."""
+        found = super().fingerprint(private)
+        if records.read_stage(self.path) is None:
+            return records.keyed_fingerprint(found, private)
+        return found
+
+
+# -- Sets and pairs --------------------------------------------------------------------
+
+
+class SyntheticSet(Artefact):
+    """A set that `synthesize`, `filter` or `prepare` wrote: its output, or the set."""
+
+    wanted = "a set of queries that synthesize, filter or prepare wrote"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """Opens it as any; an output is opened as the set in it."""
+        is_output = (pathlib.Path(path) / SET).is_dir()
+        return super().open(f"{path}/{SET}" if is_output else path, setting)
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        """Returns whether the manifest of a set is at a path."""
+        manifest = pathlib.Path(path) / "manifest.json"
+        return certificates.stated(manifest, "schema") is not None
+
+    def fingerprint(self, private: pathlib.Path) -> str:
+        """Returns the manifest's."""
+        return read_manifest(self.path)["fingerprint"]
+
+
+class Convertible(Artefact):
+    """What `convert` reads; opened as the kind that it is."""
+
+    wanted = "a T5, what train_retriever wrote, or a set of queries"
+
+    @classmethod
+    def open(cls, path: str, setting: str) -> Artefact:
+        """Opens it as a set, a retriever or a T5."""
+        if SyntheticSet.is_at(path) or SyntheticSet.is_at(f"{path}/{SET}"):
+            return SyntheticSet.open(path, setting)
+        return (Retriever if Retriever.is_at(path) else Generator).open(path, setting)
+
+
 class Corpus(Artefact):
     """Documents of a BEIR directory, which are public."""
 
@@ -130,21 +238,20 @@ class Corpus(Artefact):
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
+        """Opens a directory that has documents; only those of canaries are private."""
         _require_beir(path, setting)
         is_local = path == PYDOCS or io.is_local(path)
         exists = os.path.isfile if is_local else io.gfile().exists
-        marked = exists(f"{path}/{MARK_FILE}")  # canaries' documents
+        marked = exists(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
 
     @classmethod
     def promised_by(cls, promise: Artefact, path: str) -> Artefact:
-        """See `Artefact.promised_by`; of imported pairs the documents are public."""
+        """Returns a promise as any kind does; documents of a log are public."""
         found = super().promised_by(promise, path)
-        is_public = promise.facts.get("raw") and not promise.facts.get("canaries")
-        return (
-            dataclasses.replace(found, privacy=Privacy.PUBLIC) if is_public else found
-        )
+        if promise.facts.get("raw") and not promise.facts.get("canaries"):
+            found = dataclasses.replace(found, privacy=Privacy.PUBLIC)
+        return found
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns the SHA-256 of the documents."""
@@ -162,6 +269,21 @@ class Corpus(Artefact):
         return open_beir(self.path)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Pairs to train on.
+
+    Attributes:
+      count: how many; exact, so of private pairs a secret.
+      read: streams them from disk.
+      table: private pairs on disk, by number; `None` for a set.
+    """
+
+    count: int
+    read: Callable[[], Iterator[Pair]]
+    table: PairTable | None
+
+
 class Pairs(Artefact):
     """Pairs to train on: private ones of a BEIR split, or those of a set.
 
@@ -173,7 +295,7 @@ class Pairs(Artefact):
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
+        """Opens a set as any artefact, a BEIR directory as private pairs."""
         if SyntheticSet.is_at(path):
             found = SyntheticSet.open(path, setting)
             return cls(path, found.privacy, found.certificate, {}, found.origin)
@@ -223,119 +345,6 @@ class Pairs(Artefact):
             yield Pair(row.query_id, row.query, row.document_id, row.document)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Pairs to train on.
-
-    Attributes:
-      count: how many; exact, so of private pairs a secret.
-      read: streams them from disk.
-      table: private pairs on disk, by number; `None` for a set.
-    """
-
-    count: int
-    read: Callable[[], Iterator[Pair]]
-    table: PairTable | None
-
-
-class SyntheticSet(Artefact):
-    """A set that `synthesize`, `filter` or `prepare` wrote: its output, or the set."""
-
-    wanted = "a set of queries that synthesize, filter or prepare wrote"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        if (pathlib.Path(path) / SET).is_dir():
-            path = f"{path}/{SET}"
-        return super().open(path, setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        manifest = pathlib.Path(path) / "manifest.json"
-        return certificates.stated(manifest, "schema") is not None
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the manifest's."""
-        return read_manifest(self.path)["fingerprint"]
-
-
-class Generator(Artefact):
-    """A T5: what `finetune` or `pretrain` wrote, a checkpoint, or a preset's name."""
-
-    wanted = "what finetune wrote, a T5 checkpoint, or a preset's name"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`; presets and URLs are fetched."""
-        from tfdpsq.generator import checkpoints
-
-        return super().open(str(checkpoints.locate(fetched(path))), setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """Leaves to the checkpoint's reader what else may be there."""
-        return os.path.isdir(path)
-
-
-class Retriever(Artefact):
-    """What `train_retriever` wrote."""
-
-    wanted = "what train_retriever wrote"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        return super().open(fetched(path), setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return (pathlib.Path(path) / MODEL).is_dir()
-
-
-class System(Retriever):
-    """What `evaluate` searches with: BM25, a retriever, an adapter, or embeddings."""
-
-    wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
-    WORDS = ("bm25", "embeddings")
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        if path in cls.WORDS:
-            return cls(path, Privacy.PUBLIC)
-        return super().open(path, setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return super().is_at(path) or (pathlib.Path(path) / ADAPTER_FILE).is_file()
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the word, or the fingerprint of what was trained."""
-        return self.path if self.path in self.WORDS else super().fingerprint(private)
-
-
-class Embeddings(Artefact):
-    """Embeddings by `embed`, or by any encoder that `retriever.VectorStore` stored."""
-
-    wanted = "embeddings that embed or retriever.VectorStore wrote"
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return any(os.path.isdir(f"{path}/{name}") for name in ("documents", "queries"))
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """See `Artefact.fingerprint`; keyed, as the content may be private queries."""
-        found = super().fingerprint(private)
-        if records.read_stage(self.path) is None:
-            return records.keyed_fingerprint(found, private)
-        return found
-
-
 class Benchmark(Artefact):
     """A public test set: a BEIR directory, or a folder of several, as CQADupStack's."""
 
@@ -343,7 +352,7 @@ class Benchmark(Artefact):
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`; without a record, a set counts as public."""
+        """Opens directories that have documents; without a record they are public."""
         for part in _beir_in(path):
             _require_beir(part, setting)
         return cls(path, class_stated(path))
@@ -354,43 +363,6 @@ class Benchmark(Artefact):
         if self.privacy == Privacy.PRIVATE:
             return records.keyed_fingerprint(found, private)
         return found
-
-
-class Canaries(Artefact):
-    """What `canaries` wrote."""
-
-    wanted = "what canaries wrote"
-
-
-class Histogram(Artefact):
-    """What `histogram` wrote."""
-
-    wanted = "what histogram wrote"
-
-
-class Convertible(Artefact):
-    """What `convert` reads; opened as the kind that it is."""
-
-    wanted = "a T5, what train_retriever wrote, or a set of queries"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        kinds = (SyntheticSet, Retriever)
-        inside = (path, f"{path}/{SET}")
-        found = [kind for kind in kinds for each in inside if kind.is_at(each)]
-        return (*found, Generator)[0].open(path, setting)
-
-
-class File(Artefact):
-    """Any file or directory that somebody else made."""
-
-    wanted = "a file or directory"
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return os.path.exists(path)
 
 
 # -- Privacy classes -------------------------------------------------------------------
@@ -423,30 +395,10 @@ def open_beir(path: str) -> BeirDirectory:
     return build_pydocs() if path == PYDOCS else BeirDirectory(path)
 
 
-@functools.cache
-def fetched(path: str) -> str:
-    """Returns the local path of a file or directory; copies it from elsewhere once."""
-    if io.is_local(path) or path.startswith(("kaggle://", "hf://")):
-        return path
-    folder = tempfile.mkdtemp(prefix="tfdpsq-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = f"{folder}/{path.rstrip('/').rpartition('/')[2]}"
-    if not io.gfile().exists(path):
-        raise InputError(f"{path}: there is nothing. Give another path.")
-    if io.gfile().isdir(path):
-        io.copy_tree(path, target)
-    else:
-        io.gfile().copy(path, target)
-    return target
-
-
 def _require_beir(path: str, setting: str) -> None:
     """Refuses what is no BEIR directory; its content is validated where it is read."""
-    if path == PYDOCS:
-        return
-    if not io.is_local(path):
-        _remote_corpus(path)
-        return
+    if path == PYDOCS or not io.is_local(path):
+        return  # a remote one is looked for when it is read
     folder = pathlib.Path(path)
     if any((above / PART_FILE).is_file() for above in (folder, *folder.parents[:2])):
         raise InputError(
@@ -462,9 +414,9 @@ def _require_beir(path: str, setting: str) -> None:
 
 
 def _remote_corpus(path: str) -> str:
-    for name in corpus.FILES:
-        if io.gfile().exists(f"{path.rstrip('/')}/{name}"):
-            return f"{path.rstrip('/')}/{name}"
+    for file in (f"{path.rstrip('/')}/{name}" for name in corpus.FILES):
+        if io.gfile().exists(file):
+            return file
     raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
 
 
@@ -477,19 +429,19 @@ def _beir_in(path: str) -> list[str]:
     return sorted(map(str, found)) or [path]
 
 
-@functools.lru_cache(maxsize=4)
-def _of_pairs(path: str, *_: Any) -> str:
-    # Whoever reads them decides whether flaws of published sets are accepted.
-    found = open_beir(path) if path == PYDOCS else BeirDirectory(path, True)
-    return found.fingerprint()
-
-
 def _pairs_fingerprint(path: str) -> str:
     """Returns the fingerprint of private pairs; they are read once while unchanged."""
     folder = open_beir(path).path
     files = sorted(file for file in pathlib.Path(folder).rglob("*") if file.is_file())
     states = (file.stat() for file in files)
     return _of_pairs(path, *((s.st_size, s.st_mtime_ns) for s in states))
+
+
+@functools.lru_cache(maxsize=4)
+def _of_pairs(path: str, *_: Any) -> str:
+    # Whoever reads them decides whether flaws of published sets are accepted.
+    found = open_beir(path) if path == PYDOCS else BeirDirectory(path, True)
+    return found.fingerprint()
 
 
 def _digest_of_files(path: str) -> str:

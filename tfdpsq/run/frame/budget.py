@@ -1,17 +1,15 @@
 """Certificates of what was released, and the limit of `--budget` on their total.
 
-What is in a workdir's `release/` counts, and what is in its `private/` does not. A run
-under a limit is composed with every certificate below the `release/` of its workdir and
-below each `--released`, before its first step. Without a limit nothing is checked: a
-workdir cannot know what was released elsewhere. A run that was killed before it was
-finished does not count: nothing of it was released.
+What is in a workdir's `release/` counts, and what is in its `private/` does not. Runs
+under a limit are composed with every certificate below the `release/` of their workdir
+and below each `--released`, before their first step. Without a limit nothing is
+checked: a workdir cannot know what was released elsewhere. A run that was killed before
+it was finished does not count: nothing of it was released.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -51,67 +49,45 @@ class Found:
         Private ones are passed over, unless they are given themselves.
 
         Raises:
-          InputError: there is no such file or directory, or no certificate in it.
+          InputError: there is no such file or directory.
         """
         root = pathlib.Path(path)
         if not root.exists():
             raise InputError(f"{path!r} does not exist. Give a workdir or an output.")
-        read = [root] if root.is_file() else []
-        names = _MARKED if root.is_dir() else ()
-        files = [file for name in names for file in root.rglob(name)]
-        for folder in sorted({file.parent for file in files}):
-            if self._counts(folder, root) and not _is_part(folder):
-                read.append(folder / FILE_NAME)
-        if not any([self._read(file.parent, file) for file in read]):
-            raise InputError(
-                f"{path} holds no {FILE_NAME} of anything released. Give the workdir "
-                "or the directory of an artefact that was."
-            )
+        if root.is_file():
+            self._read(path, certificates.load_certificate)
+            return
+        folders = {file.parent for name in _MARKED for file in root.rglob(name)}
+        for folder in sorted(folders):
+            has_one = (folder / FILE_NAME).exists()
+            if not has_one and folder != root and (folder.parent / FILE_NAME).exists():
+                continue  # a part of the artefact above, as a retriever's `model/`
+            inside = places.PRIVATE in folder.relative_to(root).parts
+            hidden = inside or class_stated(str(folder)) == Privacy.PRIVATE
+            if not hidden or folder == root:
+                self._read(str(folder), privacy.read_certificate)
+            elif not any(folder.is_relative_to(known) for known in self.private):
+                self.private.append(str(folder))
 
-    def _counts(self, folder: pathlib.Path, root: pathlib.Path) -> bool:
-        """Returns whether an artefact was released, or is the one that was asked of."""
-        names = (places.PRIVATE, places.RELEASE)
-        above = [part for part in folder.relative_to(root).parts if part in names]
-        hidden = above[-1:] == [places.PRIVATE]
-        if not hidden and folder != root and places.RELEASE not in folder.parts:
-            hidden = class_stated(str(folder)) == Privacy.PRIVATE
-        if hidden and not any(folder.is_relative_to(known) for known in self.private):
-            self.private.append(str(folder))
-        return not hidden
-
-    def _read(self, folder: pathlib.Path, path: pathlib.Path) -> bool:
-        """Adds a certificate, or why there is none; returns whether one is due."""
-        named = path.name != FILE_NAME
-        read = certificates.load_certificate if named else privacy.read_certificate
+    def _read(self, place: str, read: Any) -> None:
+        """Adds a certificate, or why there is none."""
         try:
-            found = read(path if named else folder)
+            found = read(place)
         except InputError as error:
             self.problems.append(str(error))
-            return True
-        if found is not None:
-            digest, place = str(found.get("digest")), str(path if named else folder)
-            self.certificates[digest] = found
-            known = self.places.setdefault(digest, [])
-            known += [place] if place not in known else []
-            if len(known) == 2 and found.get("private") and not found.get("run_id"):
-                self.problems.append(
-                    f"{known[0]} and {known[1]} hold equal certificates without a run "
-                    "id: two runs with the same settings, or copies of one. If they "
-                    "are copies, give one of them."
-                )
-        return found is not None
-
-
-def _is_part(folder: pathlib.Path) -> bool:
-    """Returns whether a folder's files have the certificate of the one it is in.
-
-    So has a retriever's `model/`.
-    """
-    if (folder / FILE_NAME).exists():
-        return False
-    digests = {certificates.digest_in(folder / n) for n in _MARKED - {FILE_NAME}}
-    above = certificates.stated(folder.parent / FILE_NAME, "digest")
-    return digests - {None} == {above}
+            return
+        if found is None:
+            return
+        digest = str(found.get("digest"))
+        known = self.places.setdefault(digest, [])
+        if digest in self.certificates and found["private"] and not found.get("run_id"):
+            self.problems.append(
+                f"{known[0]} and {place} hold equal certificates without a run id: two "
+                "runs with the same settings, or copies of one. If they are copies, "
+                "give one of them."
+            )
+        self.certificates[digest] = found
+        known += [place] if place not in known else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +95,7 @@ class Budget:
     """A limit on ε.
 
     Attributes:
-      epsilon: of all releases together.
+      epsilon: of all releases together; above 0.
       released: directories of earlier ones, besides the workdir's.
     """
 
@@ -127,11 +103,8 @@ class Budget:
     released: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses a limit that is not a positive number, and missing directories."""
+        """Refuses a limit that is not a positive number."""
         validation.positive("budget", self.epsilon)
-        for folder in self.released:
-            if not os.path.isdir(folder):
-                raise InputError(f"released is {folder}, where there is no directory.")
 
     def require_within(self, place: Place, runs: Sequence[budget.Run]) -> None:
         """Refuses runs that would exceed the limit; nothing is spent yet.
@@ -146,10 +119,8 @@ class Budget:
         runs = [run for run in runs if run.plan.spec.private]
         if not runs:
             return
-        found = Found()
-        with contextlib.suppress(InputError):  # nothing was released yet
-            found.add(str(place.private.parent / places.RELEASE))
-        for folder in self.released:
+        found, own = Found(), place.private.parent / places.RELEASE
+        for folder in (*([str(own)] if own.exists() else []), *self.released):
             found.add(folder)
         if found.problems:
             raise InputError(f"the budget cannot be checked: {found.problems[0]}")

@@ -107,7 +107,7 @@ def _write_t5(c: Context, source: pathlib.Path) -> str:
     s, given = c.settings, c.given["vocabulary"]
     config, model = checkpoints.load(source, encoder_only=s.encoder_only)
     found = checkpoints.vocabulary_in(source)
-    vocabulary = artefacts.fetched(given.path) if given else found
+    vocabulary = given.path if given else found
     if s.format != "ctranslate2":
         checkpoints.save(
             c.out, config, model, s.format, s.dtype, vocabulary, s.encoder_only

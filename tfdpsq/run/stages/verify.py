@@ -49,7 +49,7 @@ class _Log:
     """Runs on the same pairs."""
 
     name: str
-    runs: list[budget.Run] = dataclasses.field(default_factory=list)
+    runs: list[budget.Run]
 
 
 def main(words: list[str]) -> tuple[int, str]:
@@ -74,78 +74,45 @@ def main(words: list[str]) -> tuple[int, str]:
 def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     """Verifies all certificates, and composes them; adds to `problems`."""
     named: dict[str, Found] = {}
-    for name, path in _named(given.paths):
+    for word in given.paths:
+        name, equals, path = word.partition("=")
+        if not equals or os.path.exists(word) or "/" in name:
+            name, path = "", word
         named.setdefault(name, Found()).add(path)
-    if given.disjoint and "" in named:
+    if "" in named and (given.disjoint or len(named) > 1):
         raise InputError(
-            "disjoint is given and not all logs are named. Give each as "
+            f"{' '.join(given.paths)}: not all logs are named. Give each as "
             "NAME=DIRECTORY, one name for each log."
         )
-    read = [
-        (name, found.places[digest], certificate)
-        for name, found in named.items()
-        for digest, certificate in found.certificates.items()
-    ]
+    lines, logs, read = [], list[_Log](), []
+    for name, found in named.items():
+        problems += found.problems
+        lines += [f"not counted, private: {path}" for path in found.private]
+        if not found.places and not found.problems:
+            raise InputError(
+                f"{' '.join(given.paths)}: there is no certificate of anything "
+                "released. Give the workdir or the directory of an artefact that was."
+            )
+        for digest, certificate in found.certificates.items():
+            read.append((name, found.places[digest], certificate))
     if given.ledger and len(read) != 1:
         raise InputError(
             f"--ledger is given with {len(read)} certificates. Give that of its run."
         )
     # Those that continue others state how several logs relate.
     read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
-    lines, logs = [], list[_Log]()
     for name, places, certificate in read:
-        lines += _one(places, certificate, given.ledger, problems)
-        _add(logs, name, certificate)
-    for found in named.values():
-        problems += found.problems
-        lines += [f"not counted, private: {path}" for path in found.private]
-    if len(read) > 1:
-        lines += _totals(logs, given.disjoint, given.delta, problems)
-    return lines
-
-
-def _named(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Splits NAME=DIRECTORY; a path that exists as it stands has no name."""
-    pairs = []
-    for word in words:
-        name, equals, path = word.partition("=")
-        bare = not equals or os.path.exists(word) or "/" in name
-        pairs.append(("", word) if bare else (name, path))
-    if len({bool(name) for name, _ in pairs}) > 1:
-        raise InputError(
-            f"{', '.join(words)}: some directories have a name and others have none. "
-            "Name all logs, as NAME=DIRECTORY, or none."
-        )
-    return pairs
+        result = certificates.verify_certificate(certificate)
+        problems += [f"{places[0]}: {problem}" for problem in result.problems]
+        lines += [*places, *_claims(certificate, result)]
+        if not result.problems:
+            lines.append(_compared(certificate, given.ledger, problems))
+            if certificate["private"]:
+                _add(logs, name, certificates.runs_of(certificate))
+    return lines + (_totals(logs, given, problems) if len(read) > 1 else [])
 
 
 # -- One certificate -------------------------------------------------------------------
-
-
-def _one(
-    places: Sequence[str],
-    certificate: Mapping[str, Any],
-    ledgers: Sequence[str],
-    problems: list[str],
-) -> list[str]:
-    """Verifies a certificate; adds to `problems`, and returns its lines."""
-    result = certificates.verify_certificate(certificate)
-    problems += [f"{places[0]}: {problem}" for problem in result.problems]
-    lines = [places[0], *_claims(certificate, result)]
-    lines += [f"  copy        {place}" for place in places[1:]]
-    if result.problems:
-        return lines
-    compared = set()
-    for path in ledgers:
-        paid = read_ledger(path)
-        compared.add(paid.run)
-        differences = certificates.ledger_problems(certificate, paid)
-        problems += [f"{path}: {difference}" for difference in differences]
-    if not certificate["private"]:
-        return [*lines, "  agrees with itself, and guarantees nothing"]
-    runs = 1 + len([*certificates.parents_of(certificate)])
-    which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
-    return [*lines, f"  holds: it agrees with itself (compared with {which})"]
 
 
 def _claims(
@@ -175,16 +142,27 @@ def _claims(
     return [*lines, f"  rests on    what nothing checks: {rests}"]
 
 
+def _compared(
+    certificate: Mapping[str, Any], ledgers: Sequence[str], problems: list[str]
+) -> str:
+    """Compares a certificate that agrees with itself with ledgers; says the result."""
+    paid = {path: read_ledger(path) for path in ledgers}
+    for path, ledger in paid.items():
+        differences = certificates.ledger_problems(certificate, ledger)
+        problems += [f"{path}: {difference}" for difference in differences]
+    if not certificate["private"]:
+        return "  agrees with itself, and guarantees nothing"
+    runs = 1 + len([*certificates.parents_of(certificate)])
+    compared = len({ledger.run for ledger in paid.values()})
+    which = f"{compared} of its {runs} ledgers" if ledgers else "no ledger"
+    return f"  holds: it agrees with itself (compared with {which})"
+
+
 # -- Several ---------------------------------------------------------------------------
 
 
-def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
-    """Adds a certificate that holds to its log; to a new one where there is none."""
-    if certificates.verify_certificate(certificate).problems:
-        return
-    if not certificate["private"]:
-        return
-    runs = certificates.runs_of(certificate)
+def _add(logs: list[_Log], name: str, runs: list[budget.Run]) -> None:
+    """Adds the runs of a certificate to their log; to a new one where there is none."""
     pairs = {run.pairs for run in runs}
     for log in logs:
         # The same pairs have another fingerprint in every private directory.
@@ -196,48 +174,38 @@ def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
 
 
 def _totals(
-    logs: Sequence[_Log], disjoint: str, delta: float | None, problems: list[str]
+    logs: Sequence[_Log], given: argparse.Namespace, problems: list[str]
 ) -> list[str]:
     """Composes each log and all of them; adds to `problems` where there is no total."""
-    labels: list[str] = []
-    lines: list[str] = []
-    for number, log in enumerate(logs, 1):
-        groups = budget.sharing(log.runs) if not log.name else [log.runs]
-        try:
-            total = budget.compose(groups, delta)
-        except InputError as error:
-            problems.append(str(error))
-            return lines
-        label = log.name or f"log {number}"
-        unit, adjacency = log.runs[0].plan.spec.unit, budget.adjacency_of(log.runs)
-        labels.append(f"{label} ({unit}, {adjacency})" if label in labels else label)
-        runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
-        found = f"unit {unit}, {adjacency}: {_epsilon(total)}"
-        lines.append(f"{labels[-1]}, {runs}, {found}")
-    if len(labels) < 2:
-        return lines
-    if not disjoint:
-        problems.append(
-            f"{', '.join(labels)}: the releases are of other pairs or units, so no "
-            "total holds for all. Give one NAME=DIRECTORY name for each log, "
-            "and add --disjoint=time or user if other names share no query or no user."
-        )
-        return lines
-    every = [run for log in logs for run in log.runs]
-    keys = [{run.key for run in log.runs} for log in logs]
+    lines, disjoint = [], given.disjoint
     try:
-        if len(set.union(*keys)) < sum(map(len, keys)):
+        for number, log in enumerate(logs, 1):
+            groups = [log.runs] if log.name else budget.sharing(log.runs)
+            total = budget.compose(groups, given.delta)
+            unit, adjacency = log.runs[0].plan.spec.unit, budget.adjacency_of(log.runs)
+            runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
+            label = f"{log.name or f'log {number}'}, {runs}, unit {unit}, {adjacency}"
+            lines.append(f"{label}: {_epsilon(total)}")
+        if len(logs) < 2:
+            return lines
+        if not disjoint:
             raise InputError(
-                "one run is in two of them, so they are not disjoint. Give them one "
-                "name."
+                "the releases are of other pairs or units, so no total holds for all. "
+                "Give one NAME=DIRECTORY name for each log, and add --disjoint=time or "
+                "user if other names share no query or no user."
             )
+        every = [run for log in logs for run in log.runs]
+        if len({run.key for run in every}) < sum(
+            len({run.key for run in log.runs}) for log in logs
+        ):
+            raise InputError("one run is in two logs. Give those logs one name.")
         apart = budget.separates(disjoint, every[0].plan.spec.unit)
-        total = budget.compose([log.runs for log in logs] if apart else [every], delta)
+        groups = [log.runs for log in logs] if apart else [every]
+        total = budget.compose(groups, given.delta)
+        lines.append(f"all {len(logs)} logs disjoint by {disjoint}: {_epsilon(total)}")
     except InputError as error:
-        problems.append(f"{' and '.join(labels)}: {error}")
-        return lines
-    every_log = f"all {len(labels)} logs disjoint by {disjoint}"
-    return [*lines, f"{every_log}: {_epsilon(total)}"]
+        problems.append(str(error))
+    return lines
 
 
 def _epsilon(total: budget.Total) -> str:
@@ -245,8 +213,6 @@ def _epsilon(total: budget.Total) -> str:
         f"epsilon {total.epsilon_pld:.6g} by PLD, {total.epsilon_rdp:.6g} by RDP, "
         f"at delta {total.delta:.3g}"
     )
-    if total.runs_of_one_unit < total.runs:
-        composed += ", with logs apart as they were declared"
     conditions = []
     if total.runs_of_one_unit > 1:
         conditions.append(
