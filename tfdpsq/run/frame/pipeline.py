@@ -33,9 +33,7 @@ class Step:
     Attributes:
       name: of the output's directory.
       stage: what makes it.
-      settings: the stage's, without the paths of promised inputs.
-      inputs: dotted setting -> name of an earlier step, and what is in its output:
-        {"generator": "generator_eps8", "systems.bm25_mine": "mine/model"}.
+      settings: the stage's; paths may be a `StepOutput`.
       label: its name in tables.
       shows: anything else that the report needs of it, as JSON.
     """
@@ -43,7 +41,6 @@ class Step:
     name: str
     stage: runner.Stage
     settings: settings.Settings
-    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     label: str = ""
     shows: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -128,25 +125,12 @@ class Steps(list):
           name: of the output's directory.
           stage: what makes it.
           own: its settings.
-          given: changes of them by dotted names; a value, or one in a mapping, that is
-            an `StepOutput` is known once the step before is done.
+          given: changes of them, by name.
           label: its name in tables.
           **shows: see `Step`.
         """
-        changes: dict[str, Any] = {}
-        inputs: dict[str, str] = {}
-        for key, value in given.items():
-            inside = value if isinstance(value, Mapping) else {"": value}
-            for at, each in inside.items():
-                if isinstance(each, StepOutput):
-                    inputs[f"{key}.{at}".rstrip(".")] = str(each)
-            first, _, rest = key.partition(".")
-            if rest:
-                before = changes.get(first, getattr(own, first))
-                value = with_value(before, rest.split("."), value)
-            changes[first] = value
-        own = dataclasses.replace(own, **changes)
-        self.append(Step(name, stage, own, inputs, label, shows))
+        own = dataclasses.replace(own, **given)
+        self.append(Step(name, stage, own, label, shows))
         return StepOutput(name)
 
 
@@ -169,12 +153,8 @@ def plan(
     for step in steps:
         if step.name in places_of:
             raise ValueError(f"two steps are called {step.name}")
-        s = step.settings
         try:
-            for setting, of in step.inputs.items():
-                name, _, inside = of.partition("/")
-                path = os.path.join(places_of[name], inside).rstrip("/")
-                s = with_value(s, setting.split("."), path)
+            s = _with_paths(step.settings, places_of)
             given = runner.open_inputs(s, promises)
             step.stage.check(s, given)
             privacy = step.stage.privacy(s, given)
@@ -219,14 +199,18 @@ def _runs(
         return tuple(stage.planned_runs(c))
 
 
-def with_value(s: Any, names: Sequence[str], value: Any) -> Any:
-    """Returns settings, or a mapping in them, with a value filled in."""
-    first, *rest = names
-    if isinstance(s, Mapping):
-        return {**s, first: value}
-    if rest:
-        value = with_value(getattr(s, first), rest, value)
-    return dataclasses.replace(s, **{first: value})
+def _with_paths(value: Any, places_of: Mapping[str, str]) -> Any:
+    """Returns settings with the path of every output of an earlier step."""
+    if isinstance(value, StepOutput):
+        name, _, inside = value.partition("/")
+        return os.path.join(places_of[name], inside).rstrip("/")
+    if isinstance(value, Mapping):
+        return {key: _with_paths(each, places_of) for key, each in value.items()}
+    if isinstance(value, settings.Settings):
+        names = [field.name for field in dataclasses.fields(value)]
+        own = {name: _with_paths(getattr(value, name), places_of) for name in names}
+        return dataclasses.replace(value, **own)
+    return value
 
 
 def _require_unchanged(stage: runner.Stage, s: Any, place: Place) -> None:

@@ -253,7 +253,8 @@ class _Steps(Steps):
         """The pairs of a log, public pairs, and the public T5."""
         s = self.s
         if is_log(s.data):
-            self.pairs = self.make("pairs", "log", "Pairs", {"logs.train": s.data})
+            logs = dataclasses.replace(s.log.logs, train=s.data)
+            self.pairs = self.make("pairs", "log", "Pairs", {"logs": logs})
         splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
         splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
         given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
@@ -325,7 +326,8 @@ class _Steps(Steps):
         if s.adapter_epsilons and s.adapter.unit != "pair":
             mining = {"pairs": self.pairs, "split": s.adapter.split}
             mined = self.make("mined", "mine", "Hard negatives", mining)
-            given["hard_negatives.run"] = mined
+            negatives = dataclasses.replace(s.adapter.hard_negatives, run=mined)
+            given["hard_negatives"] = negatives
         else:  # single pairs of a query can have none
             given["hard_negatives"] = HardNegativesSettings()
         for epsilon in s.adapter_epsilons:
