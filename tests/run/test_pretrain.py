@@ -86,7 +86,9 @@ def _assert_same(out, finished):
     assert curve["steps"] == whole["steps"]
     for name in ("held_out", "losses"):
         for one, other in zip(curve[name], whole[name]):
-            assert one == pytest.approx(other, abs=2e-3)
+            # In the gap each replica has its own wrong documents.
+            for what in set(other) - {"gap"}:
+                assert one[what] == pytest.approx(other[what], abs=2e-3)
 
 
 class _AskedAt(process.Notice):
