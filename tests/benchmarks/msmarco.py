@@ -61,7 +61,7 @@ def sizes(documents):
 
 
 def passages(count):
-    """Yields made-up passages of four sentences; every count begins alike."""
+    """Yields made-up passages of four sentences; smaller counts are prefixes."""
     draw = np.random.default_rng(0)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     made = {}

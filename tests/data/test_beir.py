@@ -231,6 +231,7 @@ BROKEN = {
         b'{"_id": "d1", "text": "x"}\n{oops\n',
         r"jsonl:2: not",
     ),
+    "numeric id": ("corpus.jsonl", b'{"_id": 7, "text": "x"}', r"jsonl:1: .*'_id'"),
     "half a surrogate": (
         "corpus.jsonl",
         b'{"_id": "d1", "text": "\\ud800"}',
@@ -255,6 +256,11 @@ BROKEN = {
         "qrels/train.tsv",
         HEADER + b"q1\td1\tyes\n",
         r":2: not two ids and an integer score",
+    ),
+    "another set's qrels": (
+        "qrels/train.tsv",
+        HEADER + b"x1\td1\t1\n",
+        r"train.tsv:2: its query is not in queries.jsonl",
     ),
 }
 

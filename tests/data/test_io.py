@@ -1,12 +1,14 @@
 """What is written appears whole or not at all, also when the disk is full."""
 
 import os
+import resource
 import sys
 
 import pytest
+import tensorflow as tf
 from helpers import forking
 
-from tfdpsq.data.io import atomic_directory, atomic_file
+from tfdpsq.data.io import atomic_directory, atomic_file, check_writable
 from tfdpsq.validation import InputError
 
 
@@ -130,3 +132,34 @@ def test_full_disk_keeps_the_old_and_leaves_no_half(tmp_path, writer):
     assert "InputError" in done.stderr and "Free space there" in done.stderr
     assert os.listdir(tmp_path / "out") == ["a"]
     assert (tmp_path / "out" / "a").read_text() == "old"
+
+
+def test_full_disk_is_reported_for_tensorflow_too(tmp_path):
+    """TensorFlow has errors of its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved = tf.train.Checkpoint(weights=tf.Variable(tf.zeros([100_000])))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(
+            InputError, match=r"out: cannot be written \(File too large"
+        ):
+            with atomic_directory(tmp_path / "out") as partial:
+                saved.write(str(partial / "weights"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
+    full = tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+    with pytest.raises(InputError, match="Free space there"):
+        with atomic_directory(tmp_path / "out"):
+            raise full
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
+        with atomic_directory(tmp_path / "out"):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+
+def test_check_writable_creates_an_empty_directory(tmp_path):
+    assert check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert os.listdir(tmp_path / "a" / "b") == []
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="file/out: cannot be written"):
+        check_writable(tmp_path / "file" / "out")

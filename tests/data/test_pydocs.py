@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import os
 import re
 import textwrap
 
@@ -15,7 +16,7 @@ from tfdpsq.data.pydocs import (
     docstrings_of,
     public_documents,
 )
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, InputError
 
 BODY = "one two three four five six seven eight nine ten a b c d e"
 
@@ -138,6 +139,21 @@ def test_no_query_is_in_public_text(build):
     (beir.path / pydocs.PUBLIC_TEXT).write_text('{"_id": "y", "text": 3}\n')
     with pytest.raises(DataError, match="public.jsonl:1: .*text"):
         list(public_documents(beir))
+
+
+def test_missing_packages_and_docstrings_are_named(build, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="no docstring was found"):
+        build(a="x = 1")
+    assert os.listdir(tmp_path / "cache") == []
+    with pytest.raises(InputError, match="package is 'torch'"):
+        build_pydocs(tmp_path, ["torch"])
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(InputError, match="pip install absl-py"):
+        build_pydocs(tmp_path, ["absl", "sklearn"])
 
 
 def test_cache_is_reused_until_a_package_changes(tmp_path, monkeypatch):

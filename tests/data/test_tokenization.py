@@ -128,6 +128,16 @@ def test_training_uses_all_of_long_documents(tmp_path):
     assert min(ids) > 258
 
 
+def test_impossible_vocabularies_are_refused(tmp_path):
+    for texts, size, message in (
+        ([], 300, "does not fit"),
+        (TEXTS, 100_000, r"does not fit these texts .*<= \d+"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_vocabulary(texts, size, tmp_path / "x.model")
+        assert not (tmp_path / "x.model").exists()
+
+
 def test_files_without_a_t5_vocabulary_are_named(tmp_path, model_file):
     with pytest.raises(DataError, match=r"a.model: cannot be read .*No such file"):
         Tokenizer(tmp_path / "a.model")

@@ -10,6 +10,7 @@ import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
 from tfdpsq.evaluation.auditing import audit_one_run, one_run_p_value
+from tfdpsq.validation import InputError
 
 
 def _bound(canaries, guesses, correct, delta, confidence=0.95):
@@ -346,3 +347,13 @@ def test_guesses_are_the_extreme_scores():
     # In for 5, 3, 2 (right, wrong, right), out for -7, -1 (right, wrong).
     assert audit_one_run(scores, included, 0.0, [(3, 2)]).correct == 3
     assert audit_one_run(scores, included, 0.0, [(0, 1)]).correct == 1
+
+
+def test_bad_audits_are_refused():
+    scores, included = np.arange(100.0), np.arange(100) % 2 == 0
+    with pytest.raises(InputError, match=r"scores\[99\] is nan"):
+        audit_one_run(np.append(scores[1:], math.nan), included, 1e-3, [(10, 10)])
+    with pytest.raises(InputError, match="100 of 100 canaries are included"):
+        audit_one_run(scores, np.ones(100, bool), 1e-3, [(10, 10)])
+    with pytest.raises(InputError, match=r"guesses are \[\(60, 41\)\]"):
+        audit_one_run(scores, included, 1e-3, [(60, 41)])

@@ -10,6 +10,7 @@ from tfdpsq.evaluation import (
     gram_vectors,
     nearest_by_cosine,
 )
+from tfdpsq.validation import InputError
 
 
 def test_exact_copies_are_counted_by_words():
@@ -42,6 +43,15 @@ def test_copies_have_distance_zero_in_double_precision():
     got = nearest_by_cosine(theirs[::7], theirs)
     assert got.max() < 1e-12  # where 1 - cosine in float32 is right to 1e-7
     assert nearest_by_cosine(-theirs[:1], theirs[:1])[0] == pytest.approx(2)
+
+
+def test_bad_vectors_and_texts_are_refused():
+    with pytest.raises(InputError, match="width 3, private 4"):
+        nearest_by_cosine(np.ones([2, 3]), np.ones([2, 4]))
+    with pytest.raises(InputError, match="texts is empty"):
+        exact_copies([], ["a"])
+    with pytest.raises(InputError, match="must be finite"):
+        closeness(np.array([np.nan]), np.array([0.1]))
 
 
 def _naive_nearest(texts, private):

@@ -7,9 +7,11 @@ import pytest
 import scipy.spatial.distance
 
 from tfdpsq.evaluation import (
+    describe,
     diversity_difference,
     diversity_of,
 )
+from tfdpsq.validation import InputError
 
 TEXTS = ["the cat sat", "The cat, the cat!", "sat"]
 
@@ -82,3 +84,10 @@ def test_vocabulary_difference_equals_scipys():
     back = diversity_difference(other, TEXTS)["vocabulary"]
     assert (back["types_seen"], back["tokens_seen"]) == (2 / 4, 2 / 5)
     assert diversity_difference(TEXTS, ["?"])["vocabulary"] == {}
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(InputError, match="at least one number"):
+        diversity_of([])
+    with pytest.raises(InputError, match="finite"):
+        describe([1, math.nan])

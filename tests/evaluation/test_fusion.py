@@ -77,3 +77,13 @@ def test_a_useless_run_gets_no_weight():
     first, _ = _runs(4)
     qrels = {q: {max(hits, key=hits.get): 1} for q, hits in first.items()}
     assert evaluation.fit_weight(first, {q: {} for q in first}, qrels)[0] == 0
+
+
+def test_bad_fusions_are_refused():
+    for runs, weights, method in (
+        ([{}], [0.5, 0.5], "scores"),
+        ([{}, {}], [0.5, float("nan")], "scores"),
+        ([{}, {}], [0.5, 0.5], "sum"),
+    ):
+        with pytest.raises(ValueError, match="weights|finite|method"):
+            evaluation.fuse(runs, weights, method)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.evaluation.mauve import mauve_of_features, mauve_of_histograms
+from tfdpsq.validation import InputError
 
 # -- From histograms --------------------------------------------------------------
 
@@ -209,3 +210,13 @@ def test_repeated_texts_weigh_by_their_count():
     got = mauve_of_features(first, second, clusters=2)
     expected = mauve_of_histograms([600, 400], [400, 601])
     assert got.scores == pytest.approx([expected] * 5, abs=1e-12)
+
+
+def test_bad_features_are_refused():
+    rows = np.ones([30, 3])
+    with pytest.raises(InputError, match="width 3, second of 4"):
+        mauve_of_features(rows, np.ones([30, 4]))
+    with pytest.raises(InputError, match="second has shape .* finite"):
+        mauve_of_features(rows, np.where(np.arange(30)[:, None] == 7, np.nan, rows))
+    with pytest.raises(InputError, match="10 clusters, but 9 samples on one side"):
+        mauve_of_features(rows, rows[:9], clusters=10)

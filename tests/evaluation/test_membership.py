@@ -9,6 +9,7 @@ from tfdpsq.evaluation.membership import (
     attack_membership,
     likelihood_ratio_scores,
 )
+from tfdpsq.validation import InputError
 
 
 def test_auc_and_rates_equal_scikit_learn():
@@ -104,3 +105,12 @@ def test_ratio_is_in_deviations_of_the_references():
         np.array([4.0, 2.0]), np.array([[1.0, 2.0], [3.0, 2.0]])
     )
     np.testing.assert_allclose(found, [2.0, 0.0])
+
+
+def test_bad_scores_are_named():
+    with pytest.raises(InputError, match="1 members and 5"):
+        attack_membership(np.zeros(1), np.zeros(5))
+    with pytest.raises(InputError, match=r"others\[1\] is inf"):
+        attack_membership(np.zeros(3), np.array([0, np.inf, 0]))
+    with pytest.raises(InputError, match="models, 3 examples"):
+        likelihood_ratio_scores(np.zeros(3), np.zeros((2, 4)))

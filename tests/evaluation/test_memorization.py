@@ -134,3 +134,14 @@ def test_leaked_secrets_are_found_in_any_spelling():
         ["0123456789", "98765 43210", "5555555555", "1111111111"], iter(texts)
     )
     assert found == (True, True, False, False)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(InputError, match=r"shape \(2,\), candidate_scores \(3, 3\)"):
+        memorization.canary_ranks(np.zeros(2), np.zeros((3, 3)))
+    with pytest.raises(InputError, match="must be finite"):
+        memorization.canary_ranks(np.zeros(1), np.array([[0, np.nan]]))
+    with pytest.raises(InputError, match="an integer from 1 to 10"):
+        memorization.exposure(np.array([11]), 10)
+    with pytest.raises(InputError, match="fewer than 6 digits"):
+        memorization.leaked_secrets(["12345"], [])

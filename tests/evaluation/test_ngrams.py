@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.evaluation import NgramModel
+from tfdpsq.validation import InputError
 
 
 def test_one_word_model_by_hand():
@@ -55,3 +56,11 @@ def test_what_was_learnt_is_likelier():
         ]
     )
     assert seen > shuffled > other
+
+
+def test_bad_input_is_named():
+    """No words, or no order."""
+    with pytest.raises(InputError, match="no word"):
+        NgramModel(["", "  "])
+    with pytest.raises(InputError, match="order"):
+        NgramModel(["a"], order=0)

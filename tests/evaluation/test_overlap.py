@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpsq.evaluation import OverlapScan, draw_samples, share_in_draws
+from tfdpsq.validation import InputError
 from tfdpsq.words import words_of
 
 # Few words, so that runs of them come back.
@@ -82,6 +83,15 @@ def test_scans_of_parts_merged_are_one_scan(cuts):
     for field in dataclasses.fields(whole.result()):
         a, b = (getattr(scan.result(), field.name) for scan in (whole, merged))
         assert np.array_equal(a, b), field.name
+
+
+def test_empty_samples_and_draws_are_refused():
+    with pytest.raises(InputError, match="none of the 2 texts of the sample holds"):
+        OverlapScan(["", "?"])
+    with pytest.raises(InputError, match="size is 0"):
+        draw_samples(5, 0, 1, 0)
+    with pytest.raises(InputError, match="a draw is missing or empty"):
+        share_in_draws([np.ones(3, bool), np.zeros(0, bool)])
 
 
 # -- Draws and shares -------------------------------------------------------------

@@ -104,6 +104,20 @@ def test_relevance_far_below_zero_does_not_end_the_process():
             assert result.means[metric] == pytest.approx(expected, abs=1e-12)
 
 
+def test_ties_go_by_document_id_descending_as_strings():
+    # "d9" > "d10" as strings: the relevant d10 comes second, at 1/log2(3) of the
+    # ideal 1; by number it would come first.
+    result = evaluate_run({"q": {"d10": 1}}, {"q": {"d9": 1.0, "d10": 1.0}})
+    assert result.means["ndcg@10"] == pytest.approx(1 / math.log2(3), abs=1e-12)
+
+
+def test_scores_equal_as_float32_tie():
+    # 16777217 has no float32: it rounds to 16777216, so the id decides.
+    run = {"q": {"a": 16777217.0, "b": 16777216.0}}
+    result = evaluate_run({"q": {"a": 1}}, run, ["recall@1"])
+    assert result.means["recall@1"] == 0.0
+
+
 def test_gain_is_linear():
     # DCG = 1/log2(2) + 3/log2(3); ideal = 3/log2(2) + 1/log2(3). With gains of
     # 2^rel - 1 it would be (1 + 7/log2(3)) / (7 + 1/log2(3)).
@@ -112,6 +126,13 @@ def test_gain_is_linear():
     assert result.means["ndcg@10"] == pytest.approx(
         (1 + 3 * third) / (3 + third), abs=1e-12
     )
+
+
+def test_recall_is_uncapped():
+    # 40 relevant, 10 of them on top: 10/40, not 10/min(10, 40).
+    qrels = {"q": {f"d{n}": 1 for n in range(40)}}
+    run = {"q": {f"d{n}": float(n) for n in range(40)}}
+    assert evaluate_run(qrels, run).means["recall@10"] == 0.25
 
 
 def test_mrr_stops_at_rank_k():

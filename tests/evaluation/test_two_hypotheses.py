@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 
 from tfdpsq.evaluation import audit_two_hypotheses
+from tfdpsq.validation import InputError
 
 
 def _audits(draw, repeats, delta, **options):
@@ -126,3 +127,12 @@ def test_delta_pays_for_chance_revelations():
     # 0.1 - 1.96·0.0067 = 0.087 or so of the others are known: ln(0.087/0.00184).
     bounds = [each.epsilon for each in _audits(draw, 20, 0.0)]
     assert np.mean(bounds) == pytest.approx(3.86, abs=0.06)
+
+
+def test_bad_audits_are_refused():
+    with pytest.raises(InputError, match="with_target has 3 runs"):
+        audit_two_hypotheses([1.0, 2.0, 3.0], np.arange(8.0), 1e-3)
+    with pytest.raises(InputError, match=r"without_target\[7\] is inf"):
+        audit_two_hypotheses(np.arange(8.0), [0.0] * 7 + [math.inf], 1e-3)
+    with pytest.raises(InputError, match="delta is -1e-09"):
+        audit_two_hypotheses(np.arange(8.0), np.arange(8.0), -1e-9)

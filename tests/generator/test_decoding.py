@@ -198,6 +198,18 @@ def test_only_decodable_ids_are_written_and_no_query_is_empty(untied):
     assert (ids[:, 0] != _EOS).all()
 
 
+def test_a_query_does_not_depend_on_its_batch(untied):
+    documents, lengths = _documents(24)
+    uniforms = np.random.default_rng(4).random((24, 12), dtype=np.float32)
+    config = TopP()
+    whole, _ = _generate(untied, documents, lengths, uniforms, config)
+    for part in (slice(5, 6), slice(7, 14)):
+        ids, _ = _generate(
+            untied, documents[part], lengths[part], uniforms[part], config
+        )
+        np.testing.assert_array_equal(ids, whole[part])
+
+
 @pytest.mark.slow  # compiles for 4 s
 def test_xla_changes_no_query(untied):
     documents, lengths = _documents(8)

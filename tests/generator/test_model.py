@@ -128,6 +128,14 @@ def test_the_embedding_starts_around_zero_with_deviation_one(model):
     assert 0.7 < embedding.std() < 1.1
 
 
+def test_saved_and_loaded_models_are_equal(model, tmp_path):
+    model.save_to_preset(tmp_path)
+    loaded = T5QueryGenerator.from_preset(tmp_path)
+    assert loaded.config == model.config
+    batch = _batch()
+    np.testing.assert_array_equal(loaded(batch), model(batch))
+
+
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
     texts = [f"return the {w} of file {i}" for i, w in enumerate("abcdefgh" * 9)]

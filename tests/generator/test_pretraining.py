@@ -147,6 +147,13 @@ def test_two_in_a_hundred_are_held_out_by_their_id_alone():
     assert held == [pretraining.is_held_out(f"document-{i}") for i in range(20_000)]
 
 
+def test_long_sentences_without_ends_stay_whole():
+    text = "word " * 300 + "end."
+    assert [p.text for p in pretraining.passages(Document("d", "t", text), 50)] == [
+        text
+    ]
+
+
 # -- Batches ---------------------------------------------------------------------
 
 

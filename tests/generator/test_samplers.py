@@ -104,3 +104,21 @@ def test_samplers_are_equal_by_their_settings():
     """Compiled functions are kept by sampler."""
     assert TopK(5) == TopK(5) and hash(TopK(5)) == hash(TopK(5))
     assert TopK(5) != TopK(6) and Greedy() == Greedy() and TopP() != TopP(0.9)
+
+
+def test_nan_logits_do_not_loop_forever():
+    tokens = TopP()(tf.fill([2, 300], np.nan), tf.constant([0.1, 0.9]))
+    assert tokens.shape == [2]
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        (dict(p=0.0), "top_p is 0.0"),
+        (dict(k=0), "top_k is 0"),
+        (dict(temperature=-1.0), "temperature is -1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        TopP(**bad)

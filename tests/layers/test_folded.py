@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdpsq.layers import Folded
 from tfdpsq.privacy import fast
+from tfdpsq.validation import InputError
 
 
 def _two_inputs():
@@ -52,3 +53,12 @@ def test_clipping_treats_all_positions_as_one_example():
     for one, other in zip(found.sums, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     fast.check(losses, [folded], variables)
+
+
+def test_positions_must_be_static_and_equal():
+    folded = Folded(tf.keras.layers.Dense(2))
+    with pytest.raises(InputError, match="one and the same static K"):
+        folded(tf.ones([3]))
+    two = Folded(_two_inputs())
+    with pytest.raises(InputError, match=r"\(3, 4, 1\), \(3, 5, 4\)"):
+        two({"x": tf.ones([3, 5, 4]), "scale": tf.ones([3, 4, 1])})

@@ -126,6 +126,11 @@ def test_bad_targets_are_refused_and_change_nothing():
     assert len(model.trainable_variables) == 3 * 2 + 2 + 2
 
 
+def test_only_dense_layers_can_be_adapted():
+    with pytest.raises(InputError, match="layers of class Dense"):
+        lora.LoRADense(keras.layers.EinsumDense("ab,bc->ac", 2), 2, 2.0)
+
+
 def test_nodes_of_a_graph_are_adapted_trained_and_merged():
     """As the docstring of `apply_lora` shows it: a layer that is used twice has one."""
     keras.utils.set_random_seed(0)

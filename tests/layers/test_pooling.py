@@ -80,6 +80,12 @@ def test_row_of_padding_in_a_graph_is_zero_and_spoils_no_other(jit_compile):
     assert not np.any(gradient[2])
 
 
+@pytest.mark.parametrize(("hidden", "mask"), [((4, 5), (4, 5)), ((4, 5, 6), (4,))])
+def test_mismatched_shapes_are_refused(hidden, mask):
+    with pytest.raises(InputError, match=r"they must be \[B, L, D\] and \[B, L\]"):
+        MaskedMeanPooling()(tf.ones(hidden), mask=tf.ones(mask))
+
+
 def test_bfloat16_hidden_states_are_averaged_in_float32():
     # 257 is odd and above 256: bfloat16 has no such count, and its running sum of
     # ones stops at 256, which would give 256/256 or 256/257 at best.

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.layers import SoftPrompt, T5Backbone, T5Config, encoder_of, train_only
+from tfdpsq.validation import InputError
 
 keras = tf.keras
 _P, _B, _L, _D = 3, 4, 5, 6
@@ -33,6 +34,14 @@ def test_prompt_comes_first_and_keeps_all_tokens(mode):
     np.testing.assert_array_equal(prompted[:, _P:], embedded)
     np.testing.assert_array_equal(longer[:, _P:], mask)
     assert longer.dtype == tf.int32
+
+
+@pytest.mark.parametrize("length", [0, True])
+def test_bad_lengths_are_refused(length):
+    with pytest.raises(
+        InputError, match=f"soft prompt length is {length!r}; .*least 1"
+    ):
+        SoftPrompt(length)
 
 
 def test_both_stacks_see_the_prompt_and_only_it_is_trained():

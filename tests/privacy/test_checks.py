@@ -480,6 +480,16 @@ def test_rows_of_their_own_pass(take):
     assert _of_rows(take) == wide_plan().spec.steps
 
 
+def _random(at):
+    random = np.random.default_rng()
+    return {"x": _WIDE[at] + random.normal(size=(len(at), 5)).astype(np.float32)}
+
+
+def test_rows_that_differ_each_time_are_refused():
+    with pytest.raises(ValueError, match="another 'x' for the same rows"):
+        _of_rows(_random)
+
+
 @pytest.mark.parametrize(
     "found, message",
     [

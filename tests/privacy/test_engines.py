@@ -1,4 +1,6 @@
-"""Engines: layers without a rule, and draws by place."""
+"""Engines: equal clipped sums, layers without a rule, and draws by place."""
+
+import logging as std_logging
 
 import numpy as np
 import pytest
@@ -50,6 +52,9 @@ MIDDLES = {
     "separable": lambda: tf.keras.Sequential(
         [L.SeparableConv1D(6, 3), L.GlobalAveragePooling1D()]
     ),
+    "dense": lambda: tf.keras.Sequential(
+        [L.GlobalAveragePooling1D(), L.Dense(6, "tanh")]
+    ),
 }
 
 
@@ -89,6 +94,14 @@ def _batch():
     return {"x": tf.constant(x), "y": tf.constant(y), "weights": tf.ones(ROWS)}
 
 
+@pytest.mark.parametrize("engine", ["fast", "rowwise", "vectorized", "dpkeras"])
+def test_engines_equal_a_float64_loop(engine):
+    model, batch = _model(MIDDLES["dense"]()), _batch()
+
+    for found, expected in zip(_sums(model, engine, batch), _naive(model, batch)):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("middle", ["lstm", "gru", "bidirectional", "separable"])
 def test_layers_without_a_rule_are_clipped_row_by_row(middle):
     model, batch = _model(MIDDLES[middle]()), _batch()
@@ -97,6 +110,41 @@ def test_layers_without_a_rule_are_clipped_row_by_row(middle):
         _sums(model, "fast", batch)
     for found, expected in zip(_sums(model, "rowwise", batch), _naive(model, batch)):
         np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("middle", ["lstm", "gru"])
+def test_fit_trains_recurrent_models_and_warns_of_the_cost(middle, caplog):
+    model = _model(MIDDLES[middle]())
+    before = [np.array(w) for w in model.get_weights()]
+    private = privacy.PrivateModel(model, _plan(steps=1), microbatch_size=16)
+    private.compile(tf.keras.optimizers.SGD(0.1), loss=_LOSS)
+    with caplog.at_level(std_logging.WARNING):
+        private.fit(*_texts())
+
+    assert "rowwise" in caplog.text and f"{middle}_cell" in caplog.text
+    assert private.steps_executed == 1
+    assert all((a != b).any() for a, b in zip(before, model.get_weights()))
+
+
+@pytest.mark.parametrize("engine", ["fast", "rowwise", "vectorized", "dpkeras"])
+def test_nan_row_contributes_nothing_and_costs_nobody(engine):
+    tf.keras.utils.set_random_seed(2)
+    model = tf.keras.Sequential([L.Input((3,)), L.Dense(4, "tanh"), L.Dense(2)])
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+    y = np.zeros(ROWS, np.int64)
+    weights = np.ones(ROWS, np.float32)
+    odd, left_out = x.copy(), weights.copy()
+    odd[2], left_out[2] = np.nan, 0.0
+
+    def batch(rows, counted):
+        return {
+            n: tf.constant(v) for n, v in zip(("x", "y", "weights"), (rows, y, counted))
+        }
+
+    with_nan = _sums(model, engine, batch(odd, weights))
+    without = _sums(model, engine, batch(x, left_out))
+    for found, expected in zip(with_nan, without):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [L.Dropout, L.GaussianNoise, L.AlphaDropout])
@@ -127,3 +175,50 @@ def test_draws_follow_a_rows_place_whatever_the_microbatches(layer):
     np.testing.assert_allclose(weights(10), whole, atol=1e-6)
     np.testing.assert_allclose(weights(20, "rowwise"), whole, atol=1e-6)
     assert np.abs(weights(20, seed=6) - whole).max() > 1e-3
+
+
+def test_a_killed_run_goes_on_with_smaller_microbatches(tmp_path):
+    x = np.random.default_rng(0).normal(size=(200, 7)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+
+    def fit(directory, microbatch_size, stop_after=None):
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential(
+            [L.Input((7,)), L.Dense(5, "relu"), L.Dropout(0.3), L.Dense(2)]
+        )
+
+        class Stop(tf.keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch + 1 == stop_after:
+                    raise KeyboardInterrupt
+
+        private = privacy.PrivateModel(model, PLAN, microbatch_size=microbatch_size)
+        private.compile(tf.keras.optimizers.SGD(0.5), loss=_LOSS)
+        private.fit(x, y, directory=directory, callbacks=[Stop()])
+        return private
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", 20, stop_after=2)
+    private = fit(tmp_path / "run", 5)
+
+    assert private.steps_executed == PLAN.spec.steps
+    ledger = privacy.read_ledger(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.steps_paid == PLAN.spec.steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "match"),
+    [
+        (lambda: tf.keras.optimizers.Adam(float("nan")), "learning_rate"),
+        (lambda: tf.keras.optimizers.legacy.Adam(-1.0), "learning_rate"),
+        (
+            lambda: tf.keras.optimizers.SGD(
+                tf.keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, -1.0])
+            ),
+            "at step 2",
+        ),
+    ],
+)
+def test_rates_that_are_not_finite_are_refused(optimizer, match):
+    with pytest.raises(privacy.InputError, match=match):
+        privacy.optimizers.require_new(optimizer(), 3)

@@ -158,6 +158,15 @@ def test_batch_normalisation_is_refused_in_training_only():
     oracle.run(model, x, mode="eager")
 
 
+def test_bad_arguments_are_refused():
+    model, _, x = oracle.made("dense")
+    variables = model.trainable_variables
+    with pytest.raises(ValueError, match="clip_norm is 0"):
+        oracle.run(model, x, clip_norm=0, mode="eager")
+    with pytest.raises(ValueError, match="one loss per row"):
+        fast.clipped_sum(lambda: tf.constant(1.0), [model], variables, 1.0)
+
+
 def test_inputs_that_are_not_the_examples_are_refused():
     """Positions [T] broadcast over the batch: whose gradient would it be?"""
     embed, dense = layers.Embedding(7, 3, name="positions"), layers.Dense(3)

@@ -113,6 +113,16 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm():
         assert moved == pytest.approx(moves, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(4, "6 losses make no whole units of rows_per_unit = 4"), (0, "is 0; it")],
+)
+def test_rows_that_make_no_whole_units_are_refused(size, message):
+    model, _, x = oracle.made("dense")
+    with pytest.raises(ValueError, match=message):
+        oracle.run(model, x, mode="eager", rows_per_unit=size)
+
+
 def test_rows_of_texts_are_clipped_though_the_layer_loses_their_number():
     """`TextVectorization` gives [None, 4]; a batch of its own for every row."""
     texts = tf.keras.layers.TextVectorization(output_sequence_length=4)

@@ -179,3 +179,15 @@ def test_paid_ledger_is_of_one_plan_and_data(paid, changed, message):
 def test_run_without_privacy_begins_its_ledger_again(paid):
     with _open(paid, repeats=True) as ledger:
         assert ledger.steps_paid == 0
+
+
+def test_two_never_share_a_ledger(paid):
+    with _open(paid) as ledger:
+        with pytest.raises(InputError, match="another process uses it. Wait"):
+            _open(paid)
+        assert read_ledger(paid).run == ledger.run  # Looking needs no lock.
+    with _open(paid) as ledger:
+        assert ledger.pay(4)
+    with pytest.raises(InputError, match="cannot be written"):
+        ledger.pay(5)  # closed
+    ledger.close()  # Again, to no effect.

@@ -278,6 +278,17 @@ def test_padding_rows_change_nothing_and_the_expected_batch_normalises(engine):
             np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
 
 
+@pytest.mark.parametrize("engine", ["fast", "dpkeras"])
+def test_a_loss_that_was_reduced_already_is_refused(engine):
+    model, rows = _Regression(), _linear_rows(5, 3, 8)
+
+    def mean(batch):
+        return tf.reduce_mean(model.per_example_losses(batch))
+
+    with pytest.raises(ValueError, match="reduction=NONE"):
+        _clipped(model, _plan(), engine, *rows, mean)
+
+
 def _used():
     optimizer = tf.keras.optimizers.SGD(0.1)
     optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
@@ -301,6 +312,12 @@ def _of_tensorflow_privacy():
 def test_optimizers_that_the_plan_does_not_account_for_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         require_new(make(), 50)
+
+
+def test_an_unknown_engine_is_refused():
+    model = _Regression()
+    with pytest.raises(InputError, match="engine is 'ghost'; choose one of"):
+        _run_steps(model, _plan(), plans.optimizer(), "ghost", [])
 
 
 def test_without_tensorflow_privacy_engine_fast_takes_the_same_step(monkeypatch):

@@ -187,6 +187,20 @@ def test_weights_that_are_not_trained_must_be_as_they_were(tmp_path, in_a_layer)
     run()
 
 
+@pytest.mark.parametrize("to", [1, 9])
+def test_iterations_that_a_hook_sets_are_refused(tmp_path, to):
+    """Loading weights from a TensorFlow checkpoint sets them, too."""
+    optimizer = plans.optimizer()
+
+    def on_step(executed, loss):
+        if executed == 3:
+            optimizer.iterations.assign(to)
+
+    with pytest.raises(ValueError, match="iterations changed after step 3"):
+        _linear(_layer(), tmp_path, optimizer=optimizer, on_step=on_step)
+    assert _paid(tmp_path) == 3
+
+
 def test_weights_that_a_hook_sets_reach_no_saved_state(tmp_path):
     """Whoever calls `train` again after the refusal goes on with the steps' own."""
     layer = _layer()

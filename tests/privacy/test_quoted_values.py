@@ -74,6 +74,34 @@ def test_a_text_that_is_not_utf8_costs_no_step(tmp_path):
     assert _train(plan, lambda at: {"text": texts[at]}) == 2
 
 
+def _squared(target, predicted):
+    return tf.reduce_sum(tf.square(target - predicted), -1)
+
+
+def _fitted(validation_data, **compiled):
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+    private = PrivateModel(model, _plan(), microbatch_size=5)
+    private.compile(plans.optimizer(0.1), _squared, **compiled)
+    try:
+        return private, private.fit(x, x.sum(1), validation_data=validation_data(x))
+    except Exception as error:
+        return private, error
+
+
+@pytest.mark.parametrize(
+    "validation_data, compiled",
+    [
+        (lambda x: (x, x.sum(1)), {"metrics": ["acuracy"]}),
+        (lambda x: (x, np.array(["secret"] * 20)), {}),
+    ],
+)
+def test_validation_that_cannot_be_evaluated_costs_no_epoch(validation_data, compiled):
+    private, error = _fitted(validation_data, **compiled)
+    assert isinstance(error, (ValueError, TypeError))
+    assert "secret" not in str(error) and private.steps_executed == 0
+
+
 def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
     """At level 2, which commands set: its warning shows labels of the whole batch."""
     y = np.arange(20) % 9

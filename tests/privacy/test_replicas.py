@@ -138,6 +138,30 @@ def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after
     assert ledgers[0] == ledgers[1]  # every step once
 
 
+# -- Steps ----------------------------------------------------------------------------
+
+
+def test_a_step_is_paid_for_before_hooks_and_saved_where_states_are(
+    strategy_of, tmp_path
+):
+    paid = {}
+
+    def note(done, loss):
+        paid[done] = read_ledger(tmp_path / FILE_NAME).steps_paid
+
+    run = _Run(strategy_of(1), on_step=note, directory=tmp_path, save_every=4)
+    assert run.executed == _STEPS
+    assert paid == {step: step for step in range(1, _STEPS + 1)}
+    states = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
+    assert states == ["step-00000004.npz", "step-00000007.npz"]
+
+
+def test_a_stop_pays_for_the_whole_plan(strategy_of, tmp_path):
+    run = _Run(strategy_of(1), directory=tmp_path, on_step=lambda done, loss: done == 2)
+    assert run.executed == _STEPS == read_ledger(tmp_path / FILE_NAME).steps_paid
+    assert run.state[0] == 2  # iterations
+
+
 # -- Being asked to end ---------------------------------------------------------------
 
 

@@ -49,6 +49,21 @@ def test_bad_or_clashing_values_are_named(changes, message):
         _spec(**changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(batch_size=1000),
+        dict(max_batch_size=32),
+        dict(unit="user", rows_per_unit=3, **_SHUFFLED),
+        dict(unit="pair", **_DEALT),
+        # The baseline differs from a private run by ε alone.
+        dict(epsilon=math.inf, delta=1e-4, max_batch_size=80, accountant="rdp"),
+    ],
+)
+def test_consistent_specs_are_taken(changes):
+    _spec(**changes)
+
+
 @pytest.mark.parametrize("clip_norm", [2e-38, 1e30])
 def test_noise_outside_the_range_of_float32_is_refused(clip_norm):
     """At a clip norm of 2e-38 all noise was 0, and the clipped gradients were not."""

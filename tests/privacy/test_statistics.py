@@ -279,6 +279,12 @@ def test_the_two_draws_of_a_noise_make_independent_normals(jit):
     _assert_uncorrelated([*found, *np.concatenate(others)])
 
 
+def test_variables_of_one_shape_have_independent_noise():
+    seed, step = tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant(1, tf.int64)
+    found = noised([tf.zeros([2])] * 700, 1.0, seed, step)
+    assert len({value for noise in found for value in noise.numpy().tolist()}) == 1400
+
+
 def test_noise_of_float64_sums_has_all_their_digits():
     """With float32's, the last ones of a sum would be those of no noise at all.
 

@@ -51,6 +51,16 @@ def test_the_seed_replays_a_run_of_every_planned_step():
     assert not np.array_equal(weight, other)
 
 
+def test_draws_whose_seed_is_in_the_graph_are_refused():
+    """TensorFlow keeps 31 bits of the global seed, as an attribute of the operation."""
+
+    def losses(batch, layer):
+        return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
+
+    with pytest.raises(ValueError, match="resumed run cannot repeat"):
+        _run(_plan(), losses)
+
+
 @pytest.mark.parametrize(
     "random_layer",
     [tf.keras.layers.Dropout(0.5), SeededDropout(0.5)],
@@ -101,6 +111,20 @@ def test_a_loss_may_ask_tensors_in_pythons_words():
     _, expected = _run(plan, lambda *given: 2.0 * _linear(*given), **options)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert np.abs(found).min() > 0
+
+
+@pytest.mark.parametrize("epsilon", [2.0, math.inf])
+def test_what_does_not_fit_a_run_is_refused(epsilon):
+    plan = _plan(epsilon=epsilon)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    _run(plan, _linear, optimizer)
+    with pytest.raises(InputError, match="has taken steps"):
+        _run(plan, _linear, optimizer)
+    two = {"x": np.ones((2, 3), np.float32)}
+    with pytest.raises(InputError, match=r"take returned 'x' with shape \(2, 3\)"):
+        _run(plan, _linear, take=lambda rows: two)
+    with pytest.raises(InputError, match="directory keeps a seed of its own"):
+        _run(plan, _linear, seed=1, directory="run", data_fingerprint="rows")
 
 
 def test_a_loss_reads_no_private_number_of_rows():

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdpsq import retriever
 from tfdpsq.layers import T5Config, dropout_seed
 from tfdpsq.retriever import cached_gradients
+from tfdpsq.validation import InputError
 
 
 def _model(dropout=0.0, **options):
@@ -84,3 +85,9 @@ def test_both_passes_use_the_dropout_of_a_single_pass():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
     still, _ = _plain(model, batch)
     assert abs(float(still) - float(loss)) > 1e-3
+
+
+def test_parts_that_do_not_divide_the_batch_are_refused():
+    model, batch = _model(), _batch()
+    with pytest.raises(InputError, match="rows"):
+        cached_gradients(model, batch, model.trainable_variables, 3, [1, 2])

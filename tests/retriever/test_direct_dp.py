@@ -85,6 +85,24 @@ def test_one_pair_moves_almost_every_row_but_never_beyond_the_bound(n):
         assert moved > 1.5 * n
 
 
+def test_extreme_neighbours_stay_within_the_bound():
+    draw = np.random.default_rng(0)
+    worst = {}
+    for trial in range(300):
+        n = int(draw.choice([2, 3, 4, 8]))
+        x, y = draw.normal(size=(2, 8, 3))  # rows from n on are padding
+        if trial % 3 == 0:  # rows alike, so that one document moves them together
+            x = x[:1] + 0.01 * x
+        if trial % 2 == 0:
+            y /= np.linalg.norm(y, axis=1, keepdims=True)
+        scale = float(draw.choice([1, 20, 100]))
+        clip_norm = float(10.0 ** draw.integers(-4, 2))
+        moved = _move(x, y, scale, clip_norm, n, removed=int(draw.integers(n)))
+        assert moved <= naive_sensitivity_multiplier(n) * clip_norm * (1 + 1e-9)
+        worst[n] = max(worst.get(n, 0), moved / clip_norm)
+    assert all(moved > 1 for moved in worst.values())  # C alone never suffices
+
+
 def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
     model, make_rows, tokenizer
 ):

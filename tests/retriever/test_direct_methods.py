@@ -19,6 +19,7 @@ from tfdpsq.retriever import (
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
 )
+from tfdpsq.retriever.losses import group_losses
 
 _C = 1e-3
 _WIDTH = 3
@@ -248,3 +249,29 @@ def test_group_gradients_are_independent(make_rows, tokenizer, model):
     for part in (first, second):
         norm = np.linalg.norm(method(queries, documents, part))
         assert norm == pytest.approx(_C, rel=1e-4)
+
+
+def test_the_naive_sum_is_that_of_the_jacobian():
+    n = 5
+    method, draw = _Method("naive", n, 20.0), np.random.default_rng(5)
+    queries, documents = draw.normal(size=(2, n, _WIDTH))
+    found = method(queries, documents, np.ones(n))
+    matrix = tf.Variable(np.eye(_WIDTH))
+    with tf.GradientTape() as tape:
+        cosines = tf.matmul(
+            tf.math.l2_normalize(tf.constant(queries) @ matrix, -1),
+            tf.math.l2_normalize(tf.constant(documents) @ matrix, -1),
+            transpose_b=True,
+        )
+        losses = group_losses(
+            20.0 * cosines,
+            {
+                "document_key": tf.range(n, dtype=tf.int64),
+                "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
+                "weights": tf.ones([n], tf.float64),
+            },
+        )
+    rows = tape.jacobian(losses, matrix).numpy().reshape([n, -1])
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = (rows * np.minimum(1, _C / norms)).sum(0).reshape(_WIDTH, _WIDTH)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)

@@ -6,6 +6,7 @@ import resource
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 from helpers.retrieval import search
 
 from tfdpsq.retriever import (
@@ -41,6 +42,22 @@ def test_scann_brute_force_is_the_matrix_product_top_10(normalised):
     np.testing.assert_allclose(scores, expected_scores, rtol=0, atol=2e-6)
 
 
+def test_layer_agrees_with_tfrs_brute_force():
+    draw = np.random.default_rng(2)
+    queries, documents = _unit(draw, 3, 8), _unit(draw, 40, 8)
+    ids = tf.constant([f"d{n}" for n in range(40)])
+    layer = ScannBruteForce(k=5)
+    theirs = tfrs.layers.factorized_top_k.BruteForce(k=5)
+    assert isinstance(layer, tfrs.layers.factorized_top_k.TopK)
+    assert layer.is_exact()
+    data = tf.data.Dataset.from_tensor_slices((ids, documents)).batch(7)
+    layer.index_from_dataset(data)
+    theirs.index_from_dataset(data)
+    np.testing.assert_array_equal(
+        layer(tf.constant(queries), k=4)[1], theirs(tf.constant(queries), k=4)[1]
+    )
+
+
 def test_every_kind_of_index_serves_the_encoder(model, make_rows):
     rows = make_rows(400)
     embed = {
@@ -73,6 +90,13 @@ def test_every_kind_of_index_serves_the_encoder(model, make_rows):
     # drawn anew each time. It reads a fifth of the leaves, so chance would find that.
     assert at_least > 0.3
     assert found.shape == (40, 10)
+
+
+def test_missing_neighbours_are_left_out_of_the_run():
+    scores = np.array([[2.0, -np.inf]], np.float32)
+    run = as_run(["q"], scores, np.array([["d1", ""]], dtype=object))
+    assert run == {"q": {"d1": 2.0}}
+    assert type(run["q"]["d1"]) is float
 
 
 def test_tree_with_fewer_documents_than_asked_for():
@@ -140,6 +164,13 @@ def test_ties_go_to_the_earlier_document():
     best = search_chunks(queries, chunks, 5, "brute_force")[""]
     np.testing.assert_array_equal(best.places[1], np.arange(3, 8))
     np.testing.assert_array_equal(best.places[0], np.arange(5))
+
+
+def test_fewer_documents_than_k_come_all():
+    draw = np.random.default_rng(1)
+    chunks = [(["a", "b", "c"], _unit(draw, 3, 4)), (["d"], _unit(draw, 1, 4))]
+    best = search_chunks({"": _unit(draw, 2, 4)}, chunks, 10)[""]
+    assert sorted(best.ids[0]) == ["a", "b", "c", "d"]
 
 
 def test_results_of_parts_are_merged():

@@ -220,6 +220,23 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_saves_and_loads_to_the_same_embeddings(make_model, tmp_path, shared):
+    model = make_model(seed=3, shared=shared)
+    # An optimizer's state is the trainer's business, and must not get in the way.
+    model.compile(tf.keras.optimizers.Adam())
+    save(model, tmp_path / "retriever")
+    tf.keras.utils.set_random_seed(4)
+    loaded = load(tmp_path / "retriever")
+    assert loaded.config == model.config
+    ids, lengths = _ids([5, 2], 5), tf.constant([5, 2])
+    for name in ("encode_queries", "encode_documents"):
+        np.testing.assert_array_equal(
+            getattr(loaded, name)(ids, lengths), getattr(model, name)(ids, lengths)
+        )
+    assert sorted(p.name.split(".")[0] for p in tmp_path.iterdir()) == ["retriever"]
+
+
 def test_saving_never_overwrites(make_model, tmp_path):
     model = make_model()
     save(model, tmp_path / "a")
@@ -248,3 +265,17 @@ def test_malformed_directory_is_refused(make_model, make_config, tmp_path):
     (tmp_path / "a" / "weights.index").unlink()
     with pytest.raises(DataError, match="weights missing"):
         load(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scale", float("nan")),
+        ("embedding_dim", 0),
+        ("shared", "yes"),
+        ("pooling", "max"),
+    ],
+)
+def test_bad_settings_are_named(make_config, field, value):
+    with pytest.raises(InputError, match=f"{field} is {value!r}"):
+        make_config(**{field: value})

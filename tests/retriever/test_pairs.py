@@ -10,6 +10,7 @@ from helpers.retrieval import collate
 from tfdpsq import retriever
 from tfdpsq.retriever import encode_pairs, shuffled_batches, store_pairs
 from tfdpsq.retriever.pairs import content_key
+from tfdpsq.validation import InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}
 
@@ -124,3 +125,14 @@ def test_missing_negatives_are_marked_up_to_the_count(make_rows, tokenizer):
     np.testing.assert_array_equal(arrays["negative_ids"][0], ids)
     np.testing.assert_array_equal(arrays["negative_lengths"][0], lengths)
     np.testing.assert_array_equal(arrays["negative_ids"][1, 0], ids[1])
+
+
+def test_bad_sizes_are_refused_at_once(make_rows, tokenizer, tmp_path):
+    with pytest.raises(InputError, match="batch_size is 5 but there are 4 pairs"):
+        shuffled_batches(4, 5, seed=0)
+    with pytest.raises(InputError, match="no pairs"):
+        encode_pairs([], tokenizer, **LENGTHS)
+    with pytest.raises(InputError, match="query_length is 0"):
+        encode_pairs(make_rows(4), tokenizer, query_length=0, document_length=12)
+    with pytest.raises(InputError, match="no rows were given"):
+        store_pairs(tmp_path / "rows", [], tokenizer, **LENGTHS)

@@ -211,7 +211,7 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
 
 
 def test_promised_private_weights_are_refused_before_they_are_made(base):
-    """As a job finds before its first step."""
+    """A job checks this before its first step."""
     made = settings.from_config(STAGE.Settings, _settings(base, epsilon=8.0))
     given = runner.open_inputs(made)
     STAGE.check(made, given)

@@ -1,4 +1,4 @@
-"""Sets are the same to the last byte, whoever makes their shards.
+"""Sets are equal to the last byte, whichever process makes their shards.
 
 By one command, killed and started again, on two devices, or on Beam. `test_shards` has
 the rules without models.

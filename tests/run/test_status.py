@@ -1,4 +1,4 @@
-"""What is done, running, interrupted and left in a workdir."""
+"""Steps of a workdir that are done, running, interrupted and left."""
 
 import fcntl
 import json

@@ -1,5 +1,7 @@
 """T5X checkpoints: against files and a network made by hand (`t5x_by_hand.py`)."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import t5x_by_hand as hand
@@ -150,6 +152,26 @@ def test_a_checkpoint_file_cut_anywhere_is_refused(copy):
     for other in (b"no msgpack at all", hand.pack({"optimizer": {}})):
         file.write_bytes(other)
         assert refusal(copy).startswith(f"{file}: ")
+
+
+KEY = "target.decoder.layers_1.self_attention.key.kernel"
+
+
+def damage_header(path, **changes):
+    header = path / KEY / ".zarray"
+    header.write_text(json.dumps({**json.loads(header.read_text()), **changes}))
+
+
+def test_a_damaged_directory_is_refused_by_its_name(copy, backbones):
+    chunk = copy / KEY / "0.0"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-20])
+    assert refusal(copy, backbones["1.1"]).startswith(f"{chunk.parent}: ")
+    chunk.unlink()
+    assert '0.0" is missing' in refusal(copy, backbones["1.1"])
+    chunk.write_bytes(content)
+    damage_header(copy, shape=[6, 12], chunks=[6, 12])
+    assert refusal(copy).startswith(f"{chunk.parent}: ")
 
 
 def test_another_architecture_is_refused_with_names_and_shapes(tmp_path, backbones):

@@ -1,1 +1,1 @@
-"""What several stages share."""
+"""Code that several stages share."""

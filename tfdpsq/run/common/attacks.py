@@ -1,4 +1,4 @@
-"""What an audit attacks with: scores of a set, and queries to tell apart."""
+"""Attacks of an audit: scores of a set, and queries to tell apart."""
 
 from __future__ import annotations
 

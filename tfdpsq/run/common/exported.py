@@ -1,4 +1,4 @@
-"""What the stages share that export a SavedModel."""
+"""Shared by stages that export a SavedModel."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from tfdpsq.validation import InputError
 
 @dataclasses.dataclass(frozen=True)
 class FusionSettings(settings.Settings):
-    """How systems are fused with `base`."""
+    """Settings of fusion with the system `base`."""
 
     base: str = setting("", help="the system that all others are fused with")
     method: str = setting("scores", choices=METHODS, when="base")
@@ -49,7 +49,7 @@ class FusionSettings(settings.Settings):
 
 @dataclasses.dataclass(frozen=True)
 class RerankSettings(settings.Settings):
-    """How generators order the best documents of `base`."""
+    """Settings of reranking the best documents of the system `base`."""
 
     base: str = setting(BM25, help="the system whose best documents are reordered")
     depth: int = setting(20, ge=2, help="how many of them, for each query")

@@ -58,7 +58,7 @@ order by score desc, document desc
 
 
 class Mined(Artefact):
-    """What `mine` wrote: of each query, documents that follow from it alone."""
+    """Output of `mine`: for each query, documents that follow from it alone."""
 
     wanted = "what mine wrote"
 

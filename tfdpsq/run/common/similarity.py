@@ -36,7 +36,7 @@ _LENGTH = 128  # tokens of a text: more than a query has
 
 @dataclasses.dataclass(frozen=True)
 class SimilaritySettings(settings.Settings):
-    """How sets of queries are compared with private ones."""
+    """Settings of the comparison of query sets with private queries."""
 
     init: str = path(
         Generator, "t5_tiny_pydocs", help="whose encoder makes features for MAUVE"

@@ -1,4 +1,4 @@
-"""What the stages that train have in common: settings, units, and a paid run.
+"""Shared by stages that train: settings, units, and a paid run.
 
 A private run is paid for in this order: the number of units is declared, the plan made,
 composed with the releases that it follows and with those that `--budget` counts, and

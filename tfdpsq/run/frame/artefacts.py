@@ -122,13 +122,13 @@ class Output(Artefact):
 
 
 class Canaries(Artefact):
-    """What `canaries` wrote."""
+    """Output of `canaries`."""
 
     wanted = "what canaries wrote"
 
 
 class Histogram(Artefact):
-    """What `histogram` wrote."""
+    """Output of `histogram`."""
 
     wanted = "what histogram wrote"
 
@@ -154,14 +154,14 @@ class Generator(Artefact):
 
 
 class Retriever(Artefact):
-    """What `train_retriever` wrote."""
+    """Output of `train_retriever`."""
 
     wanted = "what train_retriever wrote"
     files: ClassVar[tuple[str, ...]] = (MODEL,)
 
 
 class System(Retriever):
-    """What `evaluate` searches with: BM25, a retriever, an adapter, or embeddings."""
+    """A system of `evaluate`: BM25, a retriever, an adapter, or embeddings."""
 
     wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
     files = (MODEL, ADAPTER_FILE)
@@ -219,7 +219,7 @@ class SyntheticSet(Artefact):
 
 
 class Convertible(Artefact):
-    """What `convert` reads; opened as the kind that it is."""
+    """Input of `convert`, opened as the kind that it is."""
 
     wanted = "a T5, what train_retriever wrote, or a set of queries"
 

@@ -18,7 +18,7 @@ FILES = ("corpus.jsonl", "corpus.jsonl.gz")
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """What one reading of a corpus finds; 16 bytes of memory a document.
+    """Result of reading a corpus once; 16 bytes of memory a document.
 
     Attributes:
       file: the corpus.

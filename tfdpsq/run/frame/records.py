@@ -1,4 +1,4 @@
-"""What a finished stage records, and what stays under `private/`.
+"""Records of finished stages, and of what stays under `private/`.
 
 `stage.json` of an output has its privacy class, its settings, the fingerprints of its
 inputs, what it states of itself, and versions. A result is looked up by the

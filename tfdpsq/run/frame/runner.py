@@ -82,7 +82,7 @@ class Given(dict):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a stage runs with.
+    """The context that a stage runs in.
 
     Attributes:
       settings: an instance of the stage's `Settings`.
@@ -123,7 +123,7 @@ class Context:
 
 
 class Command:
-    """What a file in `stages/` makes, a stage or a job.
+    """A command, made by a file in `stages/`: a stage or a job.
 
     Attributes:
       name: of the command.

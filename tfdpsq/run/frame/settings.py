@@ -41,7 +41,7 @@ SEED = 2**32 - 1  # NumPy's largest
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a setting accepts; see `setting` and `path`."""
+    """The values that a setting accepts; see `setting` and `path`."""
 
     ge: float | None = None
     gt: float | None = None

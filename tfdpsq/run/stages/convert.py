@@ -99,7 +99,7 @@ class Convert(Stage):
         return {"format": c.settings.format, "about": about}
 
     def line(self, result: Any) -> str:
-        """What was written."""
+        """The formats and where they are."""
         return "{format}: {about}".format(**result)
 
 

@@ -90,7 +90,7 @@ class Finetune(training.Training):
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
-        """What an audit asks."""
+        """Facts that `audit` checks."""
         init = given["init"]
         return {
             "epsilon": settings.to_json(s.epsilon),

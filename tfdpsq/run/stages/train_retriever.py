@@ -122,7 +122,7 @@ class TrainRetriever(training.Training):
             )
 
     def covered(self, s: Settings, given: Given) -> tuple[str, ...]:
-        """What is not read costs nothing."""
+        """Without training, pairs are not read and cost nothing."""
         if not _trains(s):
             return ("pairs", hard_negatives.RUN)
         return super().covered(s, given)
