@@ -229,7 +229,7 @@ def test_models_of_canaries_are_not_for_release(base):
 def test_canaries_cannot_be_asked_for_after_training(base):
     """A generator that was trained on other pairs tells nothing of them."""
     _insert(base, "private/others", seed=9)
-    with pytest.raises(InputError, match="must be put in before training"):
+    with pytest.raises(InputError, match="was not trained on"):
         _audit(base, "private/x", canaries=str(base / "private" / "others"))
     with pytest.raises(InputError, match="Give what canaries wrote"):
         _audit(base, "private/x", canaries=str(base / "pairs"))
