@@ -26,11 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import generator, retriever
-from tfdpsq.data import Tokenizer
+from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever import onnx_export
-from tfdpsq.run.core import sources
 
 # Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
@@ -158,8 +157,9 @@ def main():
     options = options_of()
     threads = len(os.sched_getaffinity(0))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    vocabulary = sources.vocabulary_file("", "t5_tiny_pydocs")
-    texts = [d.content for d in sources.sampled_documents("pydocs", options.documents)]
+    vocabulary = checkpoints.vocabulary_in(checkpoints.locate("t5_tiny_pydocs"))
+    texts = [document.content for document in build_pydocs().documents()]
+    texts = texts[:: max(1, len(texts) // options.documents)][: options.documents]
     ids, lengths = (
         np.asarray(a) for a in Tokenizer(vocabulary).encode(texts, options.length)
     )

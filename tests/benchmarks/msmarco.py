@@ -1,30 +1,37 @@
-"""Stages on a made-up corpus of MS MARCO's exact shape: time and memory.
+"""Stages on a made-up corpus of MS MARCO's shape: time and memory by its size.
 
     python tests/benchmarks/msmarco.py --workdir DIR [--documents 88418 8841823]
 
 The stand-in has 8,841,823 passages of 56 words, 502,939 training queries in 532,751
-pairs, 6,980 dev queries with 7,437 judgements, and 43 test queries with 9,260, as BEIR
-has them; words follow Zipf, with a long tail. A query is words of its passage. A
-smaller corpus has the training pairs in proportion, and dev and test whole.
+pairs, and 6,980 dev queries with 7,437 judgements, as BEIR has them; words follow Zipf,
+with a long tail. A query is words of its passage. A smaller corpus has the training
+pairs in proportion, and at most as many dev queries.
 
-Each part runs in a process of its own:
-
-| part | what runs |
+| part | what runs, in a process of its own |
 |---|---|
-| `make` | the stand-in is written, 3.9 GB |
-| `prepare` | the stage: everything is validated, pseudo-queries of every passage |
+| `make` | the stand-in is written |
+| `prepare` | everything is validated, pseudo-queries of every passage |
 | `bm25` | `evaluate` on dev: BM25 of all passages, TREC runs, metrics |
 | `exact` | given embeddings of 768 numbers to disk, exact search on dev, metrics |
+| `embed` | the corpus by an untrained retriever of one layer, 16 tokens a passage |
+| `evaluate` | the same retriever on dev, from the texts |
+| `indexed` | the same, from the embeddings of `embed` |
+| `filter` | duplicates of what `prepare` wrote |
+| `train` | 20 steps of `train_retriever` on what `prepare` wrote |
+| `write` | `synthesize` by the package's T5 for at most 4,096 passages |
+| `write_beam` | the same by two processes of Beam's DirectRunner |
 
-Prints one JSON line per part and size: wall and processor seconds, the largest resident
-set, what the part says of itself; and one line with `memory_ratio`, the largest of the
-two sizes' peaks over the smaller, of each part. Finished parts are read from DIR.
+Prints one JSON line per part and size: wall and processor seconds, those of Beam's
+workers included, and the largest resident set; and one line with `memory_ratio`, the
+largest peak of each part over its smallest. Finished parts are read from DIR.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import time
 
@@ -32,49 +39,35 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSAGES, TRAIN_QUERIES, TRAIN_PAIRS = 8_841_823, 502_939, 532_751
-JUDGED = {"dev": (6_980, 7_437), "test": (43, 9_260)}
+DEV = (6_980, 7_437)
 WIDTH = 768
+VOCABULARY = 20_000
+T5 = "t5_tiny_pydocs"
 _WORDS, _SENTENCE = 56, 14
 _AT_ONCE = 10_000
-_STAGES = {
-    "prepare": (
-        "--config.data={data}",
-        "--config.splits=('train','dev')",
-        "--config.vocabulary_size=0",
-    ),
-    "evaluate": (
-        f"--config={ROOT / 'tests' / 'benchmarks' / 'msmarco.py'}:bm25",
-        "--config.data={data}",
-        "--config.split=dev",
-    ),
-}
-_COMMANDS = {"prepare": "prepare", "bm25": "evaluate"}
-PARTS = ("make", "prepare", "bm25", "exact")
+_BEAM = ("--runner=DirectRunner", "--direct_num_workers=2")
+_BEAM += ("--direct_running_mode=multi_processing",)
 
 
-def get_config(name):
-    """Returns `evaluate`'s settings with the system `name` alone."""
-    from tfdpsq.run import evaluate
-
-    config = evaluate.default_config()
-    with config.unlocked():
-        config.systems = {name: name}
-    return config
+# -- The corpus ------------------------------------------------------------------------
 
 
 def sizes(documents):
     """Returns {split: (queries, judgements)} of a corpus of this size."""
     share = documents / PASSAGES
     train = (round(TRAIN_QUERIES * share), round(TRAIN_PAIRS * share))
-    return {"train": train, **JUDGED}
+    dev = DEV if documents > 2 * DEV[1] else (documents // 4, documents // 4)
+    return {"train": train, "dev": dev}
 
 
 def passages(count):
-    """Yields made-up passages of four sentences."""
-    from scaling import VOCABULARY, made_up_words
-
+    """Yields made-up passages of four sentences; every count begins alike."""
     draw = np.random.default_rng(0)
-    words = np.array(made_up_words(draw), object)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    made = {}
+    while len(made) < VOCABULARY:
+        made["".join(draw.choice(syllables, draw.integers(2, 5)))] = None
+    words = np.array(list(made), object)
     share = 1 / np.arange(1, VOCABULARY + 1)
     share /= share.sum()
     for start in range(0, count, _AT_ONCE):
@@ -101,8 +94,13 @@ def judgements(documents):
 
 
 def make(home, documents):
-    """Writes the stand-in."""
-    from tfdpsq.data import Document, write_beir
+    """Writes the stand-in, and a retriever."""
+    import tensorflow as tf
+
+    from tfdpsq import retriever
+    from tfdpsq.data import Document, Tokenizer, write_beir
+    from tfdpsq.generator import checkpoints
+    from tfdpsq.layers import T5Config
 
     wanted = judgements(documents)
     texts = {}
@@ -121,15 +119,26 @@ def make(home, documents):
 
     # Both are filled while the corpus is written.
     write_beir(home / "data", corpus(), queries(), rows)
+    tokenizer = Tokenizer(checkpoints.vocabulary_in(checkpoints.locate(T5)))
+    tf.keras.utils.set_random_seed(0)
+    shape = T5Config(8192, 1, 2, 32, 64, 16)
+    towers = retriever.RetrieverConfig(
+        shape, embedding_dim=32, query_length=16, document_length=16
+    )
+    (home / "retriever").mkdir(exist_ok=True)
+    retriever.save(retriever.TwoTower(towers, tokenizer), home / "retriever" / "model")
     return {"bytes": (home / "data" / "corpus.jsonl").stat().st_size}
+
+
+# -- What runs on it -------------------------------------------------------------------
 
 
 def exact(home, documents):
     """Writes given embeddings, searches them for the dev queries, and measures."""
     from tfdpsq import evaluation, retriever
-    from tfdpsq.run.core import sources
+    from tfdpsq.run.frame.artefacts import open_beir
 
-    qrels = sources.open_beir(str(home / "data")).qrels("dev")
+    qrels = open_beir(str(home / "data")).qrels("dev")
     shutil.rmtree(home / "index", ignore_errors=True)
     draw = np.random.default_rng(2)
     right = {int(next(iter(of))): name for name, of in qrels.items()}
@@ -158,36 +167,88 @@ def exact(home, documents):
         for at, name in enumerate(names)
     }
     measured = evaluation.evaluate_run(qrels, run, ["recall@10"])
-    size = sum(f.stat().st_size for f in (home / "index").iterdir())
     shutil.rmtree(home / "index")
+    recall = round(measured.means["recall@10"], 4)
+    return {"search_seconds": round(seconds, 1), "recall@10": recall}
+
+
+def stages(home):
+    """Returns {part: (stage, settings, flags of Beam)}."""
+    data, mine = str(home / "data"), str(home / "retriever")
+    made = str(home / "private" / "prepare" / "set")
+    on_dev = {"data": data, "split": "dev", "systems": {"mine": mine}}
+    indexes = {"mine": str(home / "private" / "embed")}
+    write = {"generator": T5, "corpus": data, "max_documents": 4096}
+    write |= {"shard_documents": 512}
+    lengths = {"document_length": 16, "query_length": 16, "embedding_dim": 32}
+    splits = {"splits": ("train", "dev"), "vocabulary_size": 0}
     return {
-        "queries": len(names),
-        "search_seconds": round(seconds, 1),
-        "bytes": size,
-        "recall@10": round(measured.means["recall@10"], 4),
+        "prepare": ("prepare", {"data": data, **splits}, None),
+        "bm25": ("evaluate", {**on_dev, "systems": {"bm25": "bm25"}}, None),
+        "embed": ("embed", {"retriever": mine, "corpus": data}, None),
+        "evaluate": ("evaluate", on_dev, None),
+        "indexed": ("evaluate", {**on_dev, "indexes": indexes}, None),
+        "filter": (
+            *("filter", {"synthetic": made, "corpus": data, "duplicates": True}),
+            None,
+        ),
+        "train": (
+            "train_retriever",
+            {"pairs": made, "init": T5, "steps": 20, **lengths},
+            None,
+        ),
+        "write": ("synthesize", write, None),
+        "write_beam": ("synthesize", write, _BEAM),
     }
+
+
+PARTS = ("make", "exact", *stages(pathlib.Path()))
+
+
+def run(part, home, documents):
+    """Runs a part in this process; returns what it says of itself."""
+    if part in ("make", "exact"):
+        return globals()[part](home, documents)
+    from tfdpsq.run.frame import command, runner, settings
+    from tfdpsq.run.frame.places import Place
+
+    name, changes, beam = stages(home)[part]
+    stage = command.stage(name)
+    made = settings.from_config(stage.Settings, changes)
+    runner.execute(stage, made, Place.of(home / "private" / part), beam=beam)
+    return {}
 
 
 def measured(part, home, documents):
     """Runs a part in a process of its own, unless it is finished; returns its row."""
-    from scaling import cost_of  # not where this file is read as a config
-
     done = home / f"{part}.json"
     if done.is_file():
         return json.loads(done.read_text())
-    if part in _COMMANDS:
-        stage = _COMMANDS[part]
-        command = ["-m", f"tfdpsq.run.{stage}", f"--workdir={home / part}"]
-        command += [o.format(data=home / "data") for o in _STAGES[stage]]
-    else:
-        command = [__file__, f"--part={part}", f"--workdir={home}"]
-        command += [f"--documents={documents}"]
     home.mkdir(parents=True, exist_ok=True)
-    cost = cost_of([sys.executable, *command], ROOT, home / f"{part}.log")
-    row = {"benchmark": "msmarco", "part": part, "documents": documents, **cost}
-    said = home / f"{part}.said.json"
-    if said.is_file():
-        row.update(json.loads(said.read_text()))
+    command = [sys.executable, __file__, f"--part={part}", f"--workdir={home}"]
+    command += [f"--documents={documents}"]
+    log, started = home / f"{part}.log", time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=file,
+        )
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)} failed; see {log}")
+    row = {
+        "benchmark": "msmarco",
+        "part": part,
+        "documents": documents,
+        "seconds": round(time.monotonic() - started, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
+        **json.loads(said.splitlines()[-1]),
+    }
     done.write_text(json.dumps(row) + "\n")
     return row
 
@@ -202,8 +263,7 @@ def main():
     options = parser.parse_args()
     home = options.workdir.resolve()
     if options.part:
-        said = globals()[options.part](home, options.documents[0])
-        (home / f"{options.part}.said.json").write_text(json.dumps(said))
+        print(json.dumps(run(options.part, home, options.documents[0])))
         return
     peaks = {}
     for documents in sorted(options.documents):

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
 
-Runs `tfdpsq.run.pipeline` on configs/quickstart.py once per seed, into DIR/seed0 and so
+Runs `tfdpsq pipeline` on configs/quickstart.py once per seed, into DIR/seed0 and so
 on, and prints one JSON line, and a table on stderr. Finished seeds are not run again.
 DIR/quickstart.json holds the line, DIR/quickstart.svg its plot; `results/` here keeps
 those of the figures in README.md.
@@ -23,7 +23,7 @@ import sys
 
 import numpy as np
 
-from tfdpsq import evaluation
+from tfdpsq import evaluation, results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
@@ -56,31 +56,22 @@ def reference_of(name):
     return REFERENCE + FUSED if name.endswith(FUSED) else REFERENCE
 
 
-def values(found, weights=None):
-    """Returns {row: [queries] NDCG@10, in the order of the judgements}.
-
-    `found` is the directory of an evaluation; rows in `weights` are fused, too.
-    """
+def values_of(job):
+    """Returns {row: [queries] NDCG@10} of a job; fused rows by the job's weights."""
+    found = job / "private" / "evaluation"
+    weights = json.loads((found / "metrics.json").read_text("utf-8"))["fused"]
     qrels = evaluation.read_trec_qrels(found / "qrels.trec")
     runs = {
         path.stem: evaluation.read_trec_run(path)
         for path in sorted((found / "runs").glob("*.trec"))
     }
-    for name, run in list(runs.items()):
-        if weight := (weights or {}).get(name):
-            shares = [1 - weight, weight]
-            runs[name + FUSED] = evaluation.fuse([runs[BM25], run], shares)
+    for name in weights:
+        shares = [1 - weights[name]["weight"], weights[name]["weight"]]
+        runs[name + FUSED] = evaluation.fuse([runs[BM25], runs[name]], shares)
     return {
         name: np.array(evaluation.evaluate_run(qrels, run, [METRIC]).values(METRIC))
         for name, run in runs.items()
     }
-
-
-def values_of(job):
-    """Returns the `values` of a finished job, whose results have its weights."""
-    results = json.loads((job / "private" / "results.json").read_text("utf-8"))
-    weights = {row["name"]: row.get("fused_weight") for row in results["rows"]}
-    return values(job / "private" / "evaluation", weights)
 
 
 def comparison(means, runs, better, worse):
@@ -125,14 +116,8 @@ def summary(workdirs):
         **found,
         "compared": compared,
         "seconds": [
-            round(
-                sum(
-                    json.loads(
-                        (workdir / "private" / "seconds.json").read_text("utf-8")
-                    ).values()
-                )
-            )
-            for workdir in workdirs
+            round(float(results.open_job(each).stages["seconds"].sum()))
+            for each in workdirs
         ],
     }
 
@@ -191,7 +176,7 @@ def main():
     workdirs = []
     for seed in options.seeds:
         workdirs.append(options.workdir / f"seed{seed}")
-        command = [sys.executable, "-m", "tfdpsq.run.pipeline"]
+        command = [sys.executable, "-m", "tfdpsq.run", "pipeline"]
         command += [f"--config={ROOT / 'configs' / 'quickstart.py'}"]
         command += [f"--workdir={workdirs[-1]}", f"--config.seed={seed}"]
         subprocess.run(

@@ -1,10 +1,9 @@
-"""Seconds from a command to its first progress bar, on a tiny job.
+"""Seconds from a command to its first progress bar, on tiny inputs.
 
     python tests/benchmarks/startup.py --workdir DIR [--trees TREE ...] [--rounds 3]
 
-The stages and their inputs are those of `kills.py`; a command without a bar counts to
-its end. Each command is killed at its bar. `--trees` compares checkouts of the project:
-the sides alternate within each round, over the same inputs, which the first tree makes.
+A command without a bar counts to its end; others are killed at their bar. `--trees`
+compares checkouts of the project: the sides alternate within each round.
 
 Prints one JSON line: for each command and tree the least and the median of the wall
 seconds, and of the process's own user and system seconds, which a busy machine changes
@@ -22,34 +21,54 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from kills import OUT, Bench  # noqa: E402
+from helpers import framed, killing, tiny  # noqa: E402
 
-STAGES = ("finetune", "train_retriever", "synthesize", "pipeline")
-TOOLS = {
-    "tfdpsq --help": ["tfdpsq.run", "--help"],
-    "finetune --help": ["tfdpsq.run.finetune", "--help"],
-    "bad setting": ["tfdpsq.run.finetune", "--config.steps=-1", "--workdir={out}"],
-    "verify": ["tfdpsq.run.verify", "{finetune}/certificate.json"],
-    "status": ["tfdpsq.run.status", "{reference}/finetune"],
-}
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def measured(words, tree, place):
+def commands(inputs, out):
+    """Returns {name: words after `python -m tfdpsq.run`}."""
+    training = tiny.training(inputs, steps=8, microbatch_size=4, epsilon=8.0)
+    data, public = inputs / "pairs", inputs / "public"
+    stages = {
+        "prepare": {"data": data, "vocabulary_size": 0},
+        "finetune": training,
+        "synthesize": {"generator": public, "corpus": data},
+        "train_retriever": {**training, "embedding_dim": 16, "epsilon": "inf"},
+        "evaluate": {"data": data},
+    }
+    found = {
+        name: killing.command(name, out / "private" / name, settings, False)[3:]
+        for name, settings in stages.items()
+    }
+    return {
+        "--help": ["--help"],
+        "finetune --help": ["finetune", "--help"],
+        "bad setting": [*found["finetune"], "--config.steps=-1"],
+        "verify": ["verify", f"{inputs / 'certified'}"],
+        "status": ["status", f"{inputs}"],
+        **found,
+    }
+
+
+def measured(words, tree, log):
     """Returns wall and processor seconds to the first bar, or to the end."""
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{tree}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{tree}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
-    log = place / "said"
     with open(log, "wb") as file:
         started = time.monotonic()
         child = subprocess.Popen(
-            words, cwd=tree, env=environment, stdout=file, stderr=file
+            [sys.executable, "-m", "tfdpsq.run", *words],
+            cwd=tree,
+            env=environment,
+            stdout=file,
+            stderr=file,
         )
         used = 0.0
         while True:
@@ -72,34 +91,23 @@ def measured(words, tree, place):
 def main():
     """Measures every command of every tree in alternation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--trees", nargs="*", default=[str(ROOT)])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--commands", nargs="*", default=[*TOOLS, *STAGES])
     options = parser.parse_args()
-    bench = Bench(options.workdir)
-    reference = bench.directory / "reference"
-    commands = {}
-    bench.reference("finetune")
-    out = bench.directory / "started"
-    for name in options.commands:
-        if name in TOOLS:
-            made = reference / "finetune" / OUT
-            places = {"finetune": made, "reference": reference, "out": out / "bad"}
-            words = [word.format(**places) for word in TOOLS[name]]
-            commands[name] = [sys.executable, "-m", *words]
-        else:
-            commands[name] = bench.command(name, out)
-    found = {name: {tree: [] for tree in options.trees} for name in commands}
+    inputs, out = (options.workdir.resolve() / of for of in ("inputs", "out"))
+    if not inputs.is_dir():
+        tiny.write_start(inputs)
+        (inputs / "certified").mkdir()
+        framed.certify(inputs / "certified", 8.0)
+    made = commands(inputs, out)
+    found = {name: {tree: [] for tree in options.trees} for name in made}
     for _ in range(options.rounds):
-        for name, words in commands.items():
+        for name, words in made.items():
             for tree in options.trees:
                 shutil.rmtree(out, ignore_errors=True)
-                if name in TOOLS:
-                    out.mkdir()
-                else:
-                    bench.begin(name, out)
-                found[name][tree].append(measured(words, tree, out))
+                out.mkdir()
+                found[name][tree].append(measured(words, tree, out / "said"))
     result = {
         name: {
             tree: {

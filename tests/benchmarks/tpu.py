@@ -85,28 +85,20 @@ def _lower(given, path):
     }
 
 
-# Layers, heads, hidden, intermediate and key/value size of published checkpoints.
+# Layers, heads, hidden, intermediate and key/value size of the checkpoints of T5 1.1.
 _SHAPES = {
-    ("small", "1.0"): (6, 8, 512, 2048, 64),
-    ("small", "1.1"): (8, 6, 512, 1024, 64),
-    ("base", "1.0"): (12, 12, 768, 3072, 64),
-    ("base", "1.1"): (12, 12, 768, 2048, 64),
-    ("large", "1.0"): (24, 16, 1024, 4096, 64),
-    ("large", "1.1"): (24, 16, 1024, 2816, 64),
-    ("xl", "1.1"): (24, 32, 2048, 5120, 64),
+    "small": (8, 6, 512, 1024, 64),
+    "base": (12, 12, 768, 2048, 64),
+    "large": (24, 16, 1024, 2816, 64),
+    "xl": (24, 32, 2048, 5120, 64),
 }
 
 
 def _shape(given):
-    import dataclasses
-
     from tfdpsq.layers import T5Config
 
-    version = "1.1" if given["size"] == "xl" else given["version"]
-    shape = T5Config(32128, *_SHAPES[given["size"], version], version)
-    if given["layers"]:
-        shape = dataclasses.replace(shape, num_layers=given["layers"])
-    return shape
+    layers, *sizes = _SHAPES[given["size"]]
+    return T5Config(32128, given["layers"] or layers, *sizes, "1.1")
 
 
 def _pairs(rows, weights=True):
@@ -135,17 +127,7 @@ def _plan(rows, private, **changes):
     return privacy.PrivacyPlan(spec, rows, 1.0 if private else 0.0)
 
 
-def _step_of(
-    plan,
-    given,
-    losses,
-    variables,
-    microbatch,
-    layers,
-    rows,
-    columns,
-    engine="fast",
-):
+def _step_of(plan, given, losses, variables, microbatch, layers, columns, engine):
     """Returns a logical step that takes all its rows, as a function of batch and keys.
 
     Keys are arguments of the program, as in training.
@@ -166,7 +148,7 @@ def _step_of(
     def function(values):
         batch = {name: values[name] for name in columns}
         own = keys._replace(**{n: values[f"key_{n}"] for n in keys._fields})
-        return step(batch, tf.constant(rows), [], own)
+        return step(batch, tf.constant(columns["weights"][0][0]), [], own)
 
     return function, {**columns, **of_keys}
 
@@ -174,24 +156,16 @@ def _step_of(
 def _logical_step(given):
     from tfdpsq.generator.model import T5QueryGenerator
     from tfdpsq.layers import lora
-    from tfdpsq.run import finetune
 
     model = T5QueryGenerator(_shape(given), given["dtype"], given["rematerialize"])
     if given["lora"]:
-        targets = finetune.default_config().lora.targets
-        lora.apply_lora(model, 8, 16.0, list(targets))
+        lora.apply_lora(model, 8, 16.0, ["*/query_projector", "*/value_projector"])
     rows, private = 2 * given["rows"], given["step"] != "plain"
     engine = given["step"] if private else "fast"
     return _step_of(
-        _plan(rows, private),
-        given,
+        *(_plan(rows, private), given),
         lambda part: model.per_example_losses(part, training=True),
-        model.trainable_variables,
-        given["rows"],
-        [model],
-        rows,
-        _pairs(rows),
-        engine,
+        *(model.trainable_variables, given["rows"], [model], _pairs(rows), engine),
     )
 
 
@@ -210,7 +184,7 @@ def _retriever_step(given):
 
     from tfdpsq import retriever
     from tfdpsq.privacy import optimizers
-    from tfdpsq.run.training import direct_training
+    from tfdpsq.run.common import direct
 
     model, rows, method = _towers(given), given["rows"], given["step"]
     engine = "vectorized" if method == "microbatch" else "fast"
@@ -229,7 +203,7 @@ def _retriever_step(given):
         losses = retriever.NaiveLosses(model, rows)
         rows = 2 * rows
         columns = {n: ([rows, *s[1:]], d) for n, (s, d) in columns.items()}
-        loss, engine = model.per_example_losses, direct_training.naive_engine(losses)
+        loss, engine = model.per_example_losses, direct.naive_engine(losses)
     elif method == "microbatch":
         # Eight groups, of as many rows as a tenth more than are expected.
         capacity = math.ceil(1.1 * rows / 8)
@@ -245,15 +219,8 @@ def _retriever_step(given):
         }
         loss = losses = retriever.PublicNegatives(model, corpus, 256, 0)
     return _step_of(
-        plan,
-        given,
-        loss,
-        model.trainable_variables,
-        rows,
-        losses.layers,
-        rows,
-        columns,
-        engine,
+        *(plan, given, loss, model.trainable_variables, rows),
+        *(losses.layers, columns, engine),
     )
 
 
@@ -397,9 +364,7 @@ def _options():
     parser.add_argument("--compiler", required=True, help="Python with jax and libtpu")
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--steps", nargs="+", choices=_STEPS, default=["plain", "fast"])
-    sizes = ("small", "base", "large", "xl")
-    parser.add_argument("--sizes", nargs="+", choices=sizes, default=["small"])
-    parser.add_argument("--version", choices=("1.0", "1.1"), default="1.1")
+    parser.add_argument("--sizes", nargs="+", choices=_SHAPES, default=["small"])
     dtypes = ("float32", "mixed_bfloat16")
     parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=["float32"])
     optimizers = ("adam", "adafactor", "sgd")
@@ -429,7 +394,6 @@ def main():
         given = {
             "step": step,
             "size": size,
-            "version": options.version,
             "dtype": dtype,
             "optimizer": optimizer,
             "layers": options.layers,
