@@ -65,8 +65,8 @@ def get_config():
         stage.learning_rate = 5e-4
         stage.schedule = "cosine"
     config.retriever.steps = 100  # of `direct` as well
-    # As "projection" in tests/benchmarks/retrieval.py: every pair among public
-    # documents, so that a step takes many pairs and sensitivity stays.
+    # Every pair among public documents, so that a step takes many pairs and sensitivity
+    # stays.
     config.direct.method = "public_negatives"
     config.direct.shared = False
     config.direct.trained = ("query_tower/projection/kernel",)
