@@ -1,10 +1,8 @@
 """`convert`: each format to each, with what lies beside the weights, or nothing."""
 
 import dataclasses
-import json
 import shutil
 
-import numpy as np
 import pytest
 from helpers import framed
 
@@ -64,14 +62,6 @@ def test_there_and_back_everything_comes_back(version, vocabulary, tmp_path):
     assert made == sorted([*files, records.STAGE_FILE])
 
 
-def test_an_encoder_alone_goes_to_hugging_face(one, tmp_path):
-    convert(one, tmp_path / "out", encoder_only=True)
-    _, encoder = checkpoints.load(tmp_path / "out", encoder_only=True)
-    _, expected = checkpoints.load(one, encoder_only=True)
-    for ours, theirs in zip(encoder.get_weights(), expected.get_weights()):
-        assert np.array_equal(ours, theirs)
-
-
 def test_what_is_private_stays_so_and_a_lost_certificate_is_missed(one, tmp_path):
     """A finite epsilon was all that was left of a generator trained on canaries."""
     before = tmp_path / "private" / "audited"
@@ -99,8 +89,7 @@ def test_what_is_private_stays_so_and_a_lost_certificate_is_missed(one, tmp_path
     ("changes", "message"),
     [
         ({"format": "gguf"}, "format is 'gguf'"),
-        ({"dtype": "int8"}, "dtype is 'int8', which huggingface has not"),
-        ({"format": "keras", "encoder_only": True}, "encoder_only is True, which does"),
+        ({"dtype": "int8"}, "dtype for huggingface is 'int8'"),
         ({"format": "onnx"}, "format is 'onnx', but .* has no such form"),
         ({"input": "absent"}, "absent does not exist"),
     ],
@@ -124,38 +113,12 @@ def test_dtype_and_vocabulary_are_those_asked_for(one, vocabulary, tmp_path):
     assert (tmp_path / "out" / "spiece.model").is_file()
 
 
-def _set_nan(directory):
-    """Makes the last value of the file, a float32, no number."""
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
-
-
-def _cut(directory):
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-
-
-def _set_hidden(directory):
-    file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "d_model": 7}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "messages"),
-    [
-        (_set_nan, ["model.safetensors: tensor shared.weight", "NaN"]),
-        (_cut, ["model.safetensors: ", "truncated"]),
-        (_set_hidden, ["model.safetensors: tensor ", "7]", "6]"]),
-    ],
-)
-def test_bad_input_is_named_and_nothing_is_written(one, tmp_path, damage, messages):
+def test_bad_input_is_named_and_nothing_is_written(one, tmp_path):
     shutil.copytree(one, tmp_path / "bad")
-    damage(tmp_path / "bad")
-    with pytest.raises(validation.DataError) as caught:
+    file = tmp_path / "bad" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(validation.DataError, match="bad/model.safetensors: .*truncate"):
         convert(tmp_path / "bad", tmp_path / "out", "keras")
-    text = str(caught.value)
-    assert text.startswith(str(tmp_path / "bad"))
-    assert all(message in text for message in messages), text
     assert not (tmp_path / "out").exists()
 
 

@@ -4,17 +4,20 @@ import json
 import shutil
 
 import pytest
-import tensorflow as tf
 from helpers import framed
 
+from tfdpsq.data import write_synthetic
+from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.frame import command, pipeline, settings
+from tfdpsq.run.frame import command, pipeline, records, settings
 from tfdpsq.run.frame.artefacts import (
     MARK_FILE,
+    SET,
     Corpus,
     Generator,
     Output,
     Pairs,
+    SyntheticSet,
     class_stated,
 )
 from tfdpsq.run.frame.places import Privacy
@@ -89,13 +92,9 @@ def test_model_copied_without_its_certificate_is_known_as_derived(tmp_path):
 
 
 def test_documents_of_canaries_are_private_wherever_they_lie(tmp_path):
-    remote = f"ram://lineage/{tmp_path.name}"
-    for place in (str(tmp_path / "data"), remote):
-        tf.io.gfile.makedirs(place)
-        for name, text in (("corpus.jsonl", "{}"), (MARK_FILE, "")):
-            with tf.io.gfile.GFile(f"{place}/{name}", "w") as file:
-                file.write(text)
-        assert Corpus.open(place, "corpus").privacy == Privacy.PRIVATE
+    for name, text in (("corpus.jsonl", "{}"), (MARK_FILE, "")):
+        (tmp_path / name).write_text(text)
+    assert Corpus.open(str(tmp_path), "corpus").privacy == Privacy.PRIVATE
 
 
 @pytest.mark.parametrize("name", ["stage.json", "private.json", "manifest.json"])
@@ -111,3 +110,15 @@ def test_damaged_mark_is_not_taken_for_none(tmp_path, name):
 def test_input_of_another_kind_is_named(tmp_path):
     with pytest.raises(InputError, match="input is .*Give the output of a stage"):
         Output.open(str(tmp_path), "input")
+
+
+def test_set_in_an_output_has_the_facts_of_its_stage(tmp_path):
+    """They differed from those of the promise when only X/set was named."""
+    rows = [SyntheticQuery("genQ0", "who", "d0", "D.", 0)]
+    write_synthetic(tmp_path / SET, rows, {}, None, guarantee="public")
+    depends = {"stage": "synthesize", "settings": {}, "inputs": {}}
+    facts = {"split": "train"}
+    records.write_stage(tmp_path, depends, guarantee="public", facts=facts)
+    for path in (tmp_path, tmp_path / SET):
+        found = SyntheticSet.open(str(path), "synthetic")
+        assert found.facts == facts and found.path == str(tmp_path / SET)

@@ -180,14 +180,6 @@ def test_failing_stage_leaves_nothing_but_private_partials(tmp_path):
     assert _modes(tmp_path / "private") == {(True, 0o700), (False, 0o600)}
 
 
-def test_key_and_logs_are_their_owners(tmp_path):
-    private = tmp_path / "job" / "private"
-    records.keyed_fingerprint("ab", private)
-    with places.owner_only():
-        (places.open_private(private / "logs" / "out") / "log.jsonl").write_text("")
-    assert _modes(private) == {(True, 0o700), (False, 0o600)}
-
-
 # -- Damaged files of ours ----------------------------------------------------------
 
 

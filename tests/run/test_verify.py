@@ -135,7 +135,7 @@ def test_bad_command_or_ledger_exits_with_2_and_a_line(made, tmp_path, capsys):
 _SMALL = plans.plan(epsilon=1.0, num_units=200, batch_size=20, steps=4)
 
 
-def _write(folder, run, steps=4, pairs="keyed:1", unit="query", **stage):
+def _write(folder, run, steps=4, pairs="keyed:1", unit="query"):
     """Writes what a run of `_SMALL` leaves."""
     plan = privacy.make_plan(dataclasses.replace(_SMALL.spec, unit=unit))
     folder.mkdir(parents=True)
@@ -143,8 +143,6 @@ def _write(folder, run, steps=4, pairs="keyed:1", unit="query", **stage):
         plan, steps, fingerprints={"pairs": pairs}, run_id=run
     )
     (folder / "certificate.json").write_text(json.dumps(certificate))
-    if stage:
-        (folder / "stage.json").write_text(json.dumps(stage))
     return folder
 
 
@@ -156,7 +154,6 @@ def job(tmp_path):
     _write(work / "release" / "synthetic" / "set", "a")
     _write(work / "release" / "retriever", "b", 3)
     _write(work / "private" / "audited", "c")
-    _write(work / "evaluation", "e", guarantee="private")
     return work
 
 

@@ -8,18 +8,15 @@ where they are, their privacy class, and the facts that the stage states of itse
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from tfdpsq import privacy, validation
+from tfdpsq import privacy
 from tfdpsq.data import (
     BeirDirectory,
     Pair,
@@ -41,7 +38,6 @@ MODEL = "model"  # that of a retriever
 ADAPTER_FILE = "adapter.npy"
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
-_REMEDY = "Restore it: it says what may be released"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
 
 
@@ -49,8 +45,10 @@ _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
 class Artefact:
     """An input: a stage's output, public data, or private pairs.
 
+    A kind is complete with `wanted` and `holds`.
+
     Attributes:
-      path: where it is, as given.
+      path: where it is.
       privacy: its class; of raw private pairs PRIVATE.
       certificate: of what private queries it was made from; `None` for public content,
         raw pairs and promises.
@@ -59,6 +57,8 @@ class Artefact:
         none.
       promised: whether it has yet to be made.
       runs: the private runs that a promise plans to pay for.
+      wanted: what to give, for errors.
+      holds: names of which it has at least one; "" stands for any directory.
     """
 
     path: str
@@ -70,6 +70,7 @@ class Artefact:
     runs: tuple = ()
 
     wanted: ClassVar[str] = "the output of a stage"
+    holds: ClassVar[tuple[str, ...]] = (records.STAGE_FILE,)
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
@@ -79,13 +80,10 @@ class Artefact:
           InputError: there is no artefact of this kind.
           DataError: its record or certificate is damaged.
         """
+        path = cls._locate(path)
         if not cls.is_at(path):
             raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
-        stage, stated, certificate = (
-            records.read_stage(path) or {},
-            class_stated(path),
-            None,
-        )
+        stated, certificate = class_stated(path), None
         has_one = (pathlib.Path(path) / certificates.FILE_NAME).is_file()
         if has_one or stated < Privacy.PRIVATE:  # private results need none
             certificate = privacy.read_certificate(path)
@@ -93,14 +91,14 @@ class Artefact:
             path,
             max(stated, records.class_of_certificate(certificate)),
             certificate,
-            stage.get("facts", {}),
+            (cls._record(path) or {}).get("facts", {}),
             certificate["digest"] if certificate else "",
         )
 
     @classmethod
     def is_at(cls, path: str) -> bool:
         """Returns whether the kind is at a path."""
-        return records.read_stage(path) is not None
+        return any(os.path.exists(os.path.join(path, name)) for name in cls.holds)
 
     @classmethod
     def promised_by(cls, promise: Artefact, path: str) -> Artefact:
@@ -111,12 +109,29 @@ class Artefact:
         """Returns an id of the content that may be released.
 
         Args:
-          private: the directory of the key, for private pairs.
+          private: the directory of the key, for what may be private pairs.
         """
+        found = self._content()
+        return records.keyed_fingerprint(found, private) if self._is_secret() else found
+
+    @classmethod
+    def _locate(cls, path: str) -> str:
+        return path
+
+    @classmethod
+    def _record(cls, path: str) -> dict[str, Any] | None:
+        return records.read_stage(path)
+
+    def _content(self) -> str:
+        """Returns an id of the content, whoever may see it."""
         stage = records.read_stage(self.path)
         if stage is None:
             return f"files:{_digest_of_files(self.path)}"
         return f"{stage['fingerprint']}/{stage['run']}"
+
+    def _is_secret(self) -> bool:
+        """Returns whether a plain hash of the content could tell private pairs."""
+        return False
 
 
 class Output(Artefact):
@@ -132,34 +147,28 @@ class Corpus(Artefact):
     def open(cls, path: str, setting: str) -> Artefact:
         """See `Artefact.open`."""
         _require_beir(path, setting)
-        is_local = path == PYDOCS or io.is_local(path)
-        exists = os.path.isfile if is_local else io.gfile().exists
-        marked = exists(f"{path}/{MARK_FILE}")  # canaries' documents
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")  # canaries' documents
         return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
 
     @classmethod
     def promised_by(cls, promise: Artefact, path: str) -> Artefact:
         """See `Artefact.promised_by`; of imported pairs the documents are public."""
         found = super().promised_by(promise, path)
-        is_public = promise.facts.get("raw") and not promise.facts.get("canaries")
-        return (
-            dataclasses.replace(found, privacy=Privacy.PUBLIC) if is_public else found
-        )
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the SHA-256 of the documents."""
-        return corpus.scan(self.file).fingerprint
+        if promise.facts.get("raw") and not promise.facts.get("canaries"):
+            return dataclasses.replace(found, privacy=Privacy.PUBLIC)
+        return found
 
     @property
     def file(self) -> str:
         """The file of the documents."""
-        if io.is_local(self.path):
-            return str(self.beir().corpus_file)
-        return _remote_corpus(self.path)
+        return str(self.beir().corpus_file)
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
         return open_beir(self.path)
+
+    def _content(self) -> str:
+        return corpus.scan(self.file).fingerprint
 
 
 class Pairs(Artefact):
@@ -178,19 +187,13 @@ class Pairs(Artefact):
             found = SyntheticSet.open(path, setting)
             return cls(path, found.privacy, found.certificate, {}, found.origin)
         _require_beir(path, setting)
-        marked = (pathlib.Path(path) / MARK_FILE).is_file()
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE, None, {"raw": True, "canaries": marked})
 
     @property
     def raw(self) -> bool:
         """Whether they are private pairs, not a set."""
         return bool(self.facts.get("raw"))
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the manifest's, or a keyed one of private pairs."""
-        if not self.raw:
-            return read_manifest(self.path)["fingerprint"]
-        return records.keyed_fingerprint(_pairs_fingerprint(self.path), private)
 
     def beir(self) -> BeirDirectory:
         """Opens private pairs to read."""
@@ -222,6 +225,14 @@ class Pairs(Artefact):
         for row in read_synthetic(self.path):
             yield Pair(row.query_id, row.query, row.document_id, row.document)
 
+    def _content(self) -> str:
+        if self.raw:
+            return _pairs_fingerprint(self.path)
+        return read_manifest(self.path)["fingerprint"]
+
+    def _is_secret(self) -> bool:
+        return self.raw
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -244,20 +255,22 @@ class SyntheticSet(Artefact):
     wanted = "a set of queries that synthesize, filter or prepare wrote"
 
     @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        if (pathlib.Path(path) / SET).is_dir():
-            path = f"{path}/{SET}"
-        return super().open(path, setting)
-
-    @classmethod
     def is_at(cls, path: str) -> bool:
         """See `Artefact.is_at`."""
         manifest = pathlib.Path(path) / "manifest.json"
         return certificates.stated(manifest, "schema") is not None
 
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the manifest's."""
+    @classmethod
+    def _locate(cls, path: str) -> str:
+        inside = os.path.join(path, SET)
+        return inside if os.path.isdir(inside) else path
+
+    @classmethod
+    def _record(cls, path: str) -> dict[str, Any] | None:
+        folder = pathlib.Path(os.path.abspath(path))
+        return records.read_stage(folder.parent) if folder.name == SET else None
+
+    def _content(self) -> str:
         return read_manifest(self.path)["fingerprint"]
 
 
@@ -265,40 +278,27 @@ class Generator(Artefact):
     """A T5: what `finetune` or `pretrain` wrote, a checkpoint, or a preset's name."""
 
     wanted = "what finetune wrote, a T5 checkpoint, or a preset's name"
+    holds = ("",)  # the checkpoint's reader says what is missing
 
     @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`; presets and URLs are fetched."""
+    def _locate(cls, path: str) -> str:
         from tfdpsq.generator import checkpoints
 
-        return super().open(str(checkpoints.locate(fetched(path))), setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """Leaves to the checkpoint's reader what else may be there."""
-        return os.path.isdir(path)
+        return str(checkpoints.locate(path))
 
 
 class Retriever(Artefact):
     """What `train_retriever` wrote."""
 
     wanted = "what train_retriever wrote"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """See `Artefact.open`."""
-        return super().open(fetched(path), setting)
-
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return (pathlib.Path(path) / MODEL).is_dir()
+    holds = (MODEL,)
 
 
-class System(Retriever):
+class System(Artefact):
     """What `evaluate` searches with: BM25, a retriever, an adapter, or embeddings."""
 
     wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
+    holds = (MODEL, ADAPTER_FILE)
     WORDS = ("bm25", "embeddings")
 
     @classmethod
@@ -308,32 +308,18 @@ class System(Retriever):
             return cls(path, Privacy.PUBLIC)
         return super().open(path, setting)
 
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return super().is_at(path) or (pathlib.Path(path) / ADAPTER_FILE).is_file()
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the word, or the fingerprint of what was trained."""
-        return self.path if self.path in self.WORDS else super().fingerprint(private)
+    def _content(self) -> str:
+        return self.path if self.path in self.WORDS else super()._content()
 
 
 class Embeddings(Artefact):
     """Embeddings by `embed`, or by any encoder that `retriever.VectorStore` stored."""
 
     wanted = "embeddings that embed or retriever.VectorStore wrote"
+    holds = ("documents", "queries")
 
-    @classmethod
-    def is_at(cls, path: str) -> bool:
-        """See `Artefact.is_at`."""
-        return any(os.path.isdir(f"{path}/{name}") for name in ("documents", "queries"))
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """See `Artefact.fingerprint`; keyed, as the content may be private queries."""
-        found = super().fingerprint(private)
-        if records.read_stage(self.path) is None:
-            return records.keyed_fingerprint(found, private)
-        return found
+    def _is_secret(self) -> bool:
+        return records.read_stage(self.path) is None  # perhaps of private queries
 
 
 class Benchmark(Artefact):
@@ -348,12 +334,11 @@ class Benchmark(Artefact):
             _require_beir(part, setting)
         return cls(path, class_stated(path))
 
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns a digest of documents, queries and judgements."""
-        found = records.digest([_pairs_fingerprint(one) for one in _beir_in(self.path)])
-        if self.privacy == Privacy.PRIVATE:
-            return records.keyed_fingerprint(found, private)
-        return found
+    def _content(self) -> str:
+        return records.digest([_pairs_fingerprint(one) for one in _beir_in(self.path)])
+
+    def _is_secret(self) -> bool:
+        return self.privacy == Privacy.PRIVATE
 
 
 class Canaries(Artefact):
@@ -376,10 +361,10 @@ class Convertible(Artefact):
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
         """See `Artefact.open`."""
-        kinds = (SyntheticSet, Retriever)
-        inside = (path, f"{path}/{SET}")
-        found = [kind for kind in kinds for each in inside if kind.is_at(each)]
-        return (*found, Generator)[0].open(path, setting)
+        kind: type[Artefact] = Retriever if Retriever.is_at(path) else Generator
+        if SyntheticSet.is_at(SyntheticSet._locate(path)):
+            kind = SyntheticSet
+        return kind.open(path, setting)
 
 
 class File(Artefact):
@@ -399,15 +384,16 @@ class File(Artefact):
 def class_stated(path: str) -> Privacy:
     """Returns the class that is stated for a path; PUBLIC where nothing is.
 
-    The nearest directory that states one decides: the path, or one above it. What lies
-    in the private directory of a workdir is private, whatever it is.
+    The nearest directory that states one decides, from the path upwards. All that lies
+    in the private directory of a workdir is private.
     """
-    if path == PYDOCS or not io.is_local(path):
+    if path == PYDOCS:
         return Privacy.PUBLIC
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
         files = [folder / name for name in _STATING if (folder / name).is_file()]
-        words = [io.read_json(file, _REMEDY).get("guarantee") for file in files]
+        remedy = "Restore it: it says what may be released"
+        words = [io.read_json(file, remedy).get("guarantee") for file in files]
         if any(words):
             return max(Privacy[word.upper()] for word in words if word)
         if folder.name == places.PRIVATE and (folder / records.KEY_FILE).is_file():
@@ -423,49 +409,20 @@ def open_beir(path: str) -> BeirDirectory:
     return build_pydocs() if path == PYDOCS else BeirDirectory(path)
 
 
-@functools.cache
-def fetched(path: str) -> str:
-    """Returns the local path of a file or directory; copies it from elsewhere once."""
-    if io.is_local(path) or path.startswith(("kaggle://", "hf://")):
-        return path
-    folder = tempfile.mkdtemp(prefix="tfdpsq-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = f"{folder}/{path.rstrip('/').rpartition('/')[2]}"
-    if not io.gfile().exists(path):
-        raise InputError(f"{path}: there is nothing. Give another path.")
-    if io.gfile().isdir(path):
-        io.copy_tree(path, target)
-    else:
-        io.gfile().copy(path, target)
-    return target
-
-
 def _require_beir(path: str, setting: str) -> None:
     """Refuses what is no BEIR directory; its content is validated where it is read."""
-    if path == PYDOCS:
-        return
-    if not io.is_local(path):
-        _remote_corpus(path)
-        return
     folder = pathlib.Path(path)
     if any((above / PART_FILE).is_file() for above in (folder, *folder.parents[:2])):
         raise InputError(
             f"{setting} is {path}, a part of a set of queries. Give the set itself, "
             "whose certificate says what it cost."
         )
-    if not any((folder / name).is_file() for name in corpus.FILES):
+    if path != PYDOCS and not any((folder / name).is_file() for name in corpus.FILES):
         hint = " Run `tfdpsq import` on a log first." if folder.exists() else ""
         raise InputError(
             f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}."
             f"{hint}"
         )
-
-
-def _remote_corpus(path: str) -> str:
-    for name in corpus.FILES:
-        if io.gfile().exists(f"{path.rstrip('/')}/{name}"):
-            return f"{path.rstrip('/')}/{name}"
-    raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
 
 
 def _beir_in(path: str) -> list[str]:

@@ -21,8 +21,7 @@ from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.frame import places
-from tfdpsq.run.frame.artefacts import class_stated
-from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.run.frame.places import Place
 from tfdpsq.validation import InputError
 
 # The certificate itself, and what says that one is missing if there is none.
@@ -56,62 +55,51 @@ class Found:
         root = pathlib.Path(path)
         if not root.exists():
             raise InputError(f"{path!r} does not exist. Give a workdir or an output.")
-        read = [root] if root.is_file() else []
-        names = _MARKED if root.is_dir() else ()
-        files = [file for name in names for file in root.rglob(name)]
-        for folder in sorted({file.parent for file in files}):
-            if self._counts(folder, root) and not _is_part(folder):
-                read.append(folder / FILE_NAME)
-        if not any([self._read(file.parent, file) for file in read]):
+        files = [root]
+        if root.is_dir():
+            folders = {file.parent for name in _MARKED for file in root.rglob(name)}
+            files = [f / FILE_NAME for f in sorted(folders) if self._counts(f, root)]
+        if not any([self._read(file) for file in files]):
             raise InputError(
                 f"{path} holds no {FILE_NAME} of anything released. Give the workdir "
                 "or the directory of an artefact that was."
             )
 
     def _counts(self, folder: pathlib.Path, root: pathlib.Path) -> bool:
-        """Returns whether an artefact was released, or is the one that was asked of."""
+        """Returns whether an artefact was released, and is no part of another."""
         names = (places.PRIVATE, places.RELEASE)
-        above = [part for part in folder.relative_to(root).parts if part in names]
-        hidden = above[-1:] == [places.PRIVATE]
-        if not hidden and folder != root and places.RELEASE not in folder.parts:
-            hidden = class_stated(str(folder)) == Privacy.PRIVATE
-        if hidden and not any(folder.is_relative_to(known) for known in self.private):
-            self.private.append(str(folder))
-        return not hidden
+        within = [part for part in folder.relative_to(root).parts if part in names]
+        if within[-1:] == [places.PRIVATE]:
+            if not any(folder.is_relative_to(known) for known in self.private):
+                self.private.append(str(folder))
+            return False
+        # The certificate of a retriever covers its model/, and is compared with it.
+        config = f"{folder.name}/config.json" in certificates.CONFIGS
+        above = config and (folder.parent / FILE_NAME).exists()
+        return not above or (folder / FILE_NAME).exists()
 
-    def _read(self, folder: pathlib.Path, path: pathlib.Path) -> bool:
+    def _read(self, file: pathlib.Path) -> bool:
         """Adds a certificate, or why there is none; returns whether one is due."""
-        named = path.name != FILE_NAME
+        named = file.name != FILE_NAME
         read = certificates.load_certificate if named else privacy.read_certificate
+        place = file if named else file.parent
         try:
-            found = read(path if named else folder)
+            found = read(place)
         except InputError as error:
             self.problems.append(str(error))
             return True
-        if found is not None:
-            digest, place = str(found.get("digest")), str(path if named else folder)
-            self.certificates[digest] = found
-            known = self.places.setdefault(digest, [])
-            known += [place] if place not in known else []
-            if len(known) == 2 and found.get("private") and not found.get("run_id"):
-                self.problems.append(
-                    f"{known[0]} and {known[1]} hold equal certificates without a run "
-                    "id: two runs with the same settings, or copies of one. If they "
-                    "are copies, give one of them."
-                )
-        return found is not None
-
-
-def _is_part(folder: pathlib.Path) -> bool:
-    """Returns whether a folder's files have the certificate of the one it is in.
-
-    So has a retriever's `model/`.
-    """
-    if (folder / FILE_NAME).exists():
-        return False
-    digests = {certificates.digest_in(folder / n) for n in _MARKED - {FILE_NAME}}
-    above = certificates.stated(folder.parent / FILE_NAME, "digest")
-    return digests - {None} == {above}
+        if found is None:
+            return False
+        self.certificates[found["digest"]] = found
+        known = self.places.setdefault(found["digest"], [])
+        known += [str(place)] if str(place) not in known else []
+        if len(known) == 2 and found["private"] and not found["run_id"]:
+            self.problems.append(
+                f"{known[0]} and {known[1]} hold equal certificates without a run id: "
+                "two runs with the same settings, or copies of one. If they are "
+                "copies, give one of them."
+            )
+        return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,7 @@
     private/private_reads.jsonl, private/fingerprint.key
 
 Released files have constant times: real ones would show how long the private stages
-before them took. Nobody is kept from linking or moving files by hand; see the threat
-model in README.
+before them took.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import TextIO
 
 from tfdpsq.data import io
 from tfdpsq.validation import InputError
@@ -86,17 +86,15 @@ class Place:
             if not anywhere:
                 raise InputError(
                     f"workdir is {text}; this stage writes to this machine only. Give "
-                    "a local path, or where that file system is mounted."
+                    "a local path."
                 )
             return cls(text.rstrip("/"), pathlib.Path.cwd() / PRIVATE)
         place = pathlib.Path(os.path.abspath(text))
-        for above in (place, *place.parents):
-            if above.exists():
-                if not above.is_dir():
-                    raise InputError(
-                        f"workdir is {text}, but {above} is a file. Give a directory."
-                    )
-                break
+        above = next(each for each in (place, *place.parents) if each.exists())
+        if not above.is_dir():
+            raise InputError(
+                f"workdir is {text}, but {above} is a file. Give a directory."
+            )
         return cls(str(place), private_of(place))
 
     @property
@@ -191,13 +189,7 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
 
 
 def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
-    """Sets the modes and times of a class on a directory, before it is renamed.
-
-    Args:
-      path: the directory.
-      privacy: its class.
-      umask: that of the process, for what is not private.
-    """
+    """Sets the modes and times of a class on a directory; `umask` is the process's."""
     outside = 0o077 if privacy == Privacy.PRIVATE else umask
     for each in [*sorted(path.rglob("*"), reverse=True), path]:  # directories last
         each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
@@ -206,16 +198,11 @@ def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
 
 
 def settle(place: str) -> None:
-    """Resets the times of the directories above an output, up to `release` itself.
-
-    Renaming anything there changes them.
-    """
-    parts = place.split("/")
-    if not io.is_local(place) or RELEASE not in parts:
-        return
-    for end in range(parts.index(RELEASE) + 1, len(parts)):
-        with contextlib.suppress(OSError):  # missing, or another user's
-            os.utime("/".join(parts[:end]), (_ACCESSED, _MODIFIED))
+    """Resets the times, which a rename changed, of directories from `release` down."""
+    for above in pathlib.PurePath(place).parents:
+        if io.is_local(place) and RELEASE in above.parts:
+            with contextlib.suppress(OSError):  # missing, or another user's
+                os.utime(above, (_ACCESSED, _MODIFIED))
 
 
 @contextlib.contextmanager
@@ -231,18 +218,13 @@ def locked(place: Place) -> Iterator[None]:
         file = open(place.lock, "a+")
     with file:
         deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(0.05)
-                    continue
+        while not _lock(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
                 raise InputError(
                     f"{place.path} is being made by process {_holder(place.lock)}. "
                     "Wait until it ends, or stop it."
-                ) from error
+                )
+            time.sleep(0.05)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -254,11 +236,15 @@ def holder(place: Place) -> str:
     if not place.lock.is_file():
         return ""
     with open(place.lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _holder(place.lock)
-    return ""
+        return "" if _lock(file, fcntl.LOCK_SH) else _holder(place.lock)
+
+
+def _lock(file: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holder(lock: pathlib.Path) -> str:

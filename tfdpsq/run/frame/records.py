@@ -40,18 +40,9 @@ KEY_FILE = "fingerprint.key"
 _KEYED = "keyed:"
 _REMEDY = "Restore it, or move its directory away to make it again."
 _PACKAGES = (
-    "tensorflow",
-    "tensorflow-text",
-    "tensorflow-privacy",
-    "dp-accounting",
-    "keras-nlp",
-    "tensorflow-datasets",
-    "tensorflow-recommenders",
-    "scann",
-    "sacrebleu",
-    "pytrec-eval-terrier",
-    "numpy",
-)
+    "tensorflow tensorflow-text tensorflow-privacy dp-accounting keras-nlp scann "
+    "tensorflow-recommenders sacrebleu pytrec-eval-terrier numpy"
+).split()
 
 
 # -- stage.json ----------------------------------------------------------------------
@@ -69,8 +60,7 @@ def read_stage(directory: str | os.PathLike) -> dict[str, Any] | None:
       DataError: it is damaged, or of version 0.x.
     """
     path = f"{os.fspath(directory).rstrip('/')}/{STAGE_FILE}"
-    present = os.path.isfile if io.is_local(path) else io.gfile().exists
-    if not present(path):
+    if not (os.path.isfile if io.is_local(path) else io.gfile().exists)(path):
         return None
     found = io.read_json(path, _REMEDY)
     if found.get("format") != FORMAT:
@@ -87,12 +77,8 @@ def write_stage(
     Args:
       directory: of the output.
       depends: what the result depends on: "stage", "settings", "inputs".
-      **entries: "guarantee", the privacy class; "settings", all of them; "facts";
-        "result".
+      **entries: "guarantee", "settings" with those of speed, "facts", "result".
     """
-    path, mark = directory / certificates.FILE_NAME, {}
-    if path.is_file():
-        mark = {certificates.MARK: certificates.load_certificate(path)["digest"]}
     record = {
         "format": FORMAT,
         "stage": depends["stage"],
@@ -101,8 +87,10 @@ def write_stage(
         "run": secrets.token_hex(8),
         "versions": versions(),
         **entries,
-        **mark,
     }
+    path = directory / certificates.FILE_NAME
+    if path.is_file():
+        record[certificates.MARK] = certificates.load_certificate(path)["digest"]
     io.write_json(directory / STAGE_FILE, record)
     return record
 
@@ -149,10 +137,7 @@ def versions() -> dict[str, str]:
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:
-    """Writes a certificate, and its digest into the configs of the models next to it.
-
-    A model that is copied without its certificate is then still known as derived.
-    """
+    """Writes a certificate, and its digest into the configs of the models next to it."""
     if certificate is None:
         return
     for path in (directory / name for name in certificates.CONFIGS):
@@ -163,26 +148,17 @@ def write_certificate(
 
 
 def require_class(directory: pathlib.Path, stated: Privacy, place: str) -> None:
-    """Compares the certificates of an output with the class that was stated for it.
-
-    Raises:
-      InputError: they disagree, which is a bug of the stage.
-    """
+    """Refuses an output whose certificates disagree with the class stated for it."""
     if stated == Privacy.PRIVATE:
         return
-    found = {
-        certificates.load_certificate(path)["digest"]: path.parent
-        for path in sorted(directory.rglob(certificates.FILE_NAME))
-    }
-    classes = [
-        class_of_certificate(privacy.read_certificate(p)) for p in found.values()
-    ]
-    wanted = [Privacy.CERTIFIED] if stated == Privacy.CERTIFIED else []
-    if classes != wanted:
+    files = sorted(directory.rglob(certificates.FILE_NAME))
+    read = [privacy.read_certificate(file.parent) for file in files]
+    found = {c["digest"]: class_of_certificate(c).word for c in read if c}
+    words = list(found.values())  # copies of one certificate count once
+    if words != [stated.word] * (stated == Privacy.CERTIFIED):
         raise validation.InputError(
-            f"{place} was to be {stated.word}, but its certificates say "
-            f"{[each.word for each in classes]}. Nothing was written; please report "
-            "this."
+            f"{place} was to be {stated.word}, but its certificates say {words}. "
+            "Nothing was written; please report this."
         )
 
 
@@ -191,8 +167,7 @@ def class_of_certificate(certificate: Mapping[str, Any] | None) -> Privacy:
     if certificate is None:
         return Privacy.PUBLIC
     finite = str(certificate["guarantee"]["epsilon"]) != "inf"
-    is_certified = certificate["private"] is True and finite
-    return Privacy.CERTIFIED if is_certified else Privacy.PRIVATE
+    return Privacy.CERTIFIED if certificate["private"] and finite else Privacy.PRIVATE
 
 
 # -- Under private/ --------------------------------------------------------------------
@@ -214,15 +189,14 @@ def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
     The key is made on first use, and never leaves the private directory.
 
     Raises:
-      DataError: the key is damaged; or it is missing, and a run has paid for data that
-        it tells from others.
+      DataError: the key is damaged; or missing, and a run has paid for data by it.
     """
-    path = open_private(private) / KEY_FILE
+    path, remedy = open_private(private) / KEY_FILE, "Restore it from a backup."
     if not path.is_file():
         for ledger in sorted((private / "runs").glob(f"*/{LEDGER}")):
             if privacy.read_ledger(ledger).steps_paid:
                 problem = f"is missing, but steps are paid in {ledger}"
-                raise validation.DataError(path, problem, "Restore it from a backup.")
+                raise validation.DataError(path, problem, remedy)
         with owner_only():
             own = private / f".{KEY_FILE}.{os.getpid()}"
             io.atomic_write(own, secrets.token_hex(32))
@@ -232,7 +206,7 @@ def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
     key = path.read_text().strip()
     if not re.fullmatch("[0-9a-f]{64}", key):
         problem = "does not hold a key of 64 hexadecimal digits"
-        raise validation.DataError(path, problem, "Restore it from a backup.")
+        raise validation.DataError(path, problem, remedy)
     made = hmac.new(bytes.fromhex(key), fingerprint.encode(), hashlib.sha256)
     return _KEYED + made.hexdigest()
 
@@ -253,14 +227,12 @@ def timed(place: Place) -> Iterator[dict[str, Any]]:
     Yields:
       Exact private counts to fill in.
     """
-    found = read_private(place)
-    now = time.time()
+    found, own = read_private(place), {"started": time.time(), "seconds": None}
     for before in found["tries"]:
         if before["seconds"] is None:
             times = [path.stat().st_mtime for path in place.logs.rglob("*")]
-            last = max([before["started"], *(t for t in times if t < now)])
+            last = max([before["started"], *times])
             before["seconds"] = round(last - before["started"], 2)
-    own = {"started": now, "seconds": None}
     found["tries"].append(own)
 
     def write() -> None:
@@ -274,10 +246,7 @@ def timed(place: Place) -> Iterator[dict[str, Any]]:
         yield found["counts"]
     finally:
         own["seconds"] = round(time.monotonic() - started, 2)
-        usage = map(
-            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        peak = max(each.ru_maxrss for each in usage) / 2**20
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         found["peak_gib"] = round(max(found.get("peak_gib", 0.0), peak), 3)
         write()
 

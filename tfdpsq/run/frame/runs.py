@@ -4,8 +4,7 @@
     private/runs/NAME/ledger.jsonl   the steps paid for; stays
     private/runs/NAME/state/         seeds, weights; removed once the output is safe
 
-`tfdpsq.privacy.train` and `PrivateModel.fit` resume from ledger and state. Here a run
-that has paid is kept from other settings: settings of speed alone may change.
+A run that has paid is kept from other settings; those of speed alone may change.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from __future__ import annotations
 import os
 import pathlib
 
-from tfdpsq import privacy, validation
+from tfdpsq import privacy
 from tfdpsq.data import io
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.run.frame import records
 from tfdpsq.run.frame.places import Place, open_private
 from tfdpsq.run.frame.runner import Context
+from tfdpsq.validation import InputError
 
 RUN_FILE = "run.json"
 
@@ -48,16 +48,15 @@ def require_same_run(place: Place, depends: dict) -> None:
     found = io.read_json(path, f"Restore it: {paid} steps are paid")
     output = os.path.normpath(place.run / found["output"])
     if output != place.path:
-        raise validation.InputError(
+        raise InputError(
             f"{place.run} holds the run of {output}, which has paid {paid} steps. Use "
             "another name for this output."
         )
     if records.digest(found["depends"]) != records.digest(depends):
         changed = "; ".join(records.differences(found["depends"], depends))
-        raise validation.InputError(
+        raise InputError(
             f"{place.run} has paid {paid} steps with other settings or inputs "
-            f"({changed}). Go on with those, or use another --workdir: a new run "
-            "spends a budget of its own, and both add up."
+            f"({changed}). Go on with those, or spend anew in another --workdir."
         )
 
 

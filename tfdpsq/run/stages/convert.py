@@ -10,9 +10,7 @@
 
 A T5 is in any format that `checkpoints.open_checkpoint` reads, such as T5X, or the name
 or URL of one. The output has the input's vocabulary and its certificate, if there is
-one: a generator stays as private as it was. `ctranslate2` and `onnx` need the extras of
-these names, and have an int8 form. The towers of a retriever for sentence-transformers
-must be shared; texts are cut at the larger of its two lengths.
+one. `ctranslate2` and `onnx` need the extras of these names, and have an int8 form.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import shutil
 import tempfile
 from typing import Any
 
-from tfdpsq import retriever
+from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer, io, read_manifest, read_synthetic, write_synthetic
 from tfdpsq.data.sets import PARQUET, READ_PARQUET
 from tfdpsq.data.tokenization import VOCABULARY_FILE
@@ -68,35 +66,27 @@ class Convert(Stage):
             when={"format": tuple(_DTYPES)},
             help="of the weights",
         )
-        encoder_only: bool = setting(False, when={"format": ("huggingface",)})
 
     def check(self, s: Settings, given: Given) -> None:
         """Compares the format with the input and the dtype."""
-        source = given["input"]
-        formats: tuple[str, ...] = _T5
-        if isinstance(source, (Retriever, SyntheticSet)):
-            formats = _RETRIEVER if isinstance(source, Retriever) else (PARQUET,)
+        kinds: dict[type, tuple[str, ...]]
+        kinds = {Retriever: _RETRIEVER, SyntheticSet: (PARQUET,)}
+        formats = kinds.get(type(given["input"]), _T5)
         if s.format not in formats:
             raise InputError(
                 f"format is {s.format!r}, but {s.input} has no such form. Give one of "
-                f"{', '.join(formats)}, or another input; see --help."
+                f"{', '.join(formats)}, or another input."
             )
-        if s.dtype not in _DTYPES.get(s.format, ("float32",)):
-            raise InputError(
-                f"dtype is {s.dtype!r}, which {s.format} has not. Give one of "
-                f"{', '.join(_DTYPES[s.format])}."
-            )
+        dtypes = _DTYPES.get(s.format, ("float32",))
+        validation.one_of(f"dtype for {s.format}", s.dtype, dtypes)
 
     def run(self, c: Context) -> dict[str, Any]:
         """Reads and writes."""
-        source = pathlib.Path(c.given["input"].path)
-        if c.settings.format in _T5:
-            about = _write_t5(c, source)
-        elif c.settings.format in _RETRIEVER:
-            about = _write_retriever(c, source)
-        else:
-            about = _write_set(c, source)
-        return {"format": c.settings.format, "about": about}
+        form, write = c.settings.format, _write_t5
+        if form not in _T5:
+            write = _write_retriever if form in _RETRIEVER else _write_set
+        about = write(c, pathlib.Path(c.given["input"].path))
+        return {"format": form, "about": about}
 
     def line(self, record: Any) -> str:
         """What was written."""
@@ -105,13 +95,10 @@ class Convert(Stage):
 
 def _write_t5(c: Context, source: pathlib.Path) -> str:
     s, given = c.settings, c.given["vocabulary"]
-    config, model = checkpoints.load(source, encoder_only=s.encoder_only)
-    found = checkpoints.vocabulary_in(source)
-    vocabulary = artefacts.fetched(given.path) if given else found
+    config, model = checkpoints.load(source)
+    vocabulary = given.path if given else checkpoints.vocabulary_in(source)
     if s.format != "ctranslate2":
-        checkpoints.save(
-            c.out, config, model, s.format, s.dtype, vocabulary, s.encoder_only
-        )
+        checkpoints.save(c.out, config, model, s.format, s.dtype, vocabulary)
     elif vocabulary is None or model.soft_prompt is not None:
         raise InputError(
             f"{source} has no vocabulary, or a soft prompt, which CTranslate2 cannot "
@@ -137,8 +124,7 @@ def _write_retriever(c: Context, source: pathlib.Path) -> str:
         onnx_export.save(c.out, model, c.settings.dtype)
         fast_tokenizer.save(c.out, tokenizer.model)
         (c.out / VOCABULARY_FILE).write_bytes(tokenizer.model)
-        names = ("query_length", "document_length")
-        lengths = {name: getattr(config, name) for name in names}
+        lengths = {n: getattr(config, n) for n in ("query_length", "document_length")}
         io.write_json(c.out / "config.json", lengths)
     elif config.shared:
         encoder = tower.get_layer("t5_encoder")
@@ -150,9 +136,8 @@ def _write_retriever(c: Context, source: pathlib.Path) -> str:
         sentence_encoder.save(c.out, config.pooling, projection, length)
     else:
         raise InputError(
-            f"{source} has a tower for queries and one for documents; "
-            "sentence-transformers has one encoder for both. Train with shared=True, "
-            "or convert it to onnx."
+            f"{source} has two towers, and sentence-transformers has one encoder for "
+            "both. Train with shared=True, or convert it to onnx."
         )
     return f"T5 {config.t5.version} encoder, {model.count_params():,} parameters"
 

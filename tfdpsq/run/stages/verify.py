@@ -6,15 +6,13 @@
     tfdpsq verify --disjoint=time JANUARY=DIRECTORY FEBRUARY=DIRECTORY
 
 A certificate's ε follows from its own numbers: the plan, the noise and the steps that
-were executed. It is recomputed by both accountants, and everything else in the file is
-compared with what follows from it. That the run took place as stated, the file cannot
-show; its owner can pass the run's ledger.
+were executed. It is recomputed by both accountants, and compared with what the file
+states. That the run took place, only its ledger can show.
 
-Several certificates, or a directory with several below it, are verified and then
-composed by PLD, each run once, for each privacy unit. That total holds for runs whose
-settings were fixed without looking at earlier releases; for others the sum of their
-epsilons holds, which is printed, too (see `privacy.proof.budget`). What is in a
-workdir's `release/` counts, and what is in its `private/` does not.
+Several certificates are verified and then composed by PLD, each run once. That total
+holds for runs whose settings were fixed without looking at earlier releases; for others
+the sum of their epsilons holds, which is printed, too (see `privacy.proof.budget`).
+What is in a workdir's `release/` counts, and what is in its `private/` does not.
 
 Directories with one NAME are of one log. Without names, equal fingerprints of the pairs
 are one log, and different ones are not composed: the same pairs have another
@@ -49,7 +47,7 @@ class _Log:
     """Runs on the same pairs."""
 
     name: str
-    runs: list[budget.Run] = dataclasses.field(default_factory=list)
+    runs: list[budget.Run]
 
 
 def main(words: list[str]) -> tuple[int, str]:
@@ -61,8 +59,7 @@ def main(words: list[str]) -> tuple[int, str]:
     flags.add_argument("--delta", type=float)
     given = flags.parse_args(words)
     if given.delta is not None:
-        bounds = {"low_open": True, "high_open": True}
-        validation.in_range("delta", given.delta, 0.0, 1.0, **bounds)
+        validation.in_range("delta", given.delta, 0, 1, low_open=True, high_open=True)
     problems: list[str] = []
     lines = _verified(given, problems)
     if problems:
@@ -74,12 +71,16 @@ def main(words: list[str]) -> tuple[int, str]:
 def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     """Verifies all certificates, and composes them; adds to `problems`."""
     named: dict[str, Found] = {}
-    for name, path in _named(given.paths):
+    for word in given.paths:
+        name, equals, path = word.partition("=")
+        # A path that exists as it stands has no name.
+        if not equals or os.path.exists(word) or "/" in name:
+            name, path = "", word
         named.setdefault(name, Found()).add(path)
-    if given.disjoint and "" in named:
+    if "" in named and (len(named) > 1 or given.disjoint):
         raise InputError(
-            "disjoint is given and not all logs are named. Give each as "
-            "NAME=DIRECTORY, one name for each log."
+            f"{', '.join(given.paths)}: some logs have no name. Give each as "
+            "NAME=DIRECTORY, or none and no --disjoint."
         )
     read = [
         (name, found.places[digest], certificate)
@@ -94,8 +95,12 @@ def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
     lines, logs = [], list[_Log]()
     for name, places, certificate in read:
-        lines += _one(places, certificate, given.ledger, problems)
-        _add(logs, name, certificate)
+        own = certificates.verify_certificate(certificate)
+        lines += [*places, *_claims(certificate, own)]
+        problems += [f"{places[0]}: {problem}" for problem in own.problems]
+        if not own.problems:
+            lines.append(_conclusion(certificate, given.ledger, problems))
+            _add(logs, name, certificate)
     for found in named.values():
         problems += found.problems
         lines += [f"not counted, private: {path}" for path in found.private]
@@ -104,37 +109,35 @@ def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     return lines
 
 
-def _named(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Splits NAME=DIRECTORY; a path that exists as it stands has no name."""
-    pairs = []
-    for word in words:
-        name, equals, path = word.partition("=")
-        bare = not equals or os.path.exists(word) or "/" in name
-        pairs.append(("", word) if bare else (name, path))
-    if len({bool(name) for name, _ in pairs}) > 1:
-        raise InputError(
-            f"{', '.join(words)}: some directories have a name and others have none. "
-            "Name all logs, as NAME=DIRECTORY, or none."
-        )
-    return pairs
-
-
 # -- One certificate -------------------------------------------------------------------
 
 
-def _one(
-    places: Sequence[str],
-    certificate: Mapping[str, Any],
-    ledgers: Sequence[str],
-    problems: list[str],
+def _claims(
+    certificate: Mapping[str, Any], result: certificates.Verification
 ) -> list[str]:
-    """Verifies a certificate; adds to `problems`, and returns its lines."""
-    result = certificates.verify_certificate(certificate)
-    problems += [f"{places[0]}: {problem}" for problem in result.problems]
-    lines = [places[0], *_claims(certificate, result)]
-    lines += [f"  copy        {place}" for place in places[1:]]
+    """Returns what a certificate states, beside what its numbers give."""
     if result.problems:
-        return lines
+        return []
+    stated, accounts = certificate["guarantee"], certificate["accounting"]
+    steps = f"{accounts['steps_executed']} of {accounts['steps_planned']} steps"
+    if "continuation" in certificate:
+        runs = certificate["continuation"]["runs_counted"]
+        steps = f"all {runs} runs, of which the last took {steps}"
+    lines = [
+        f"  states      epsilon {stated['epsilon']}, delta {stated['delta']} for "
+        f"{stated['unit_in_words']}",
+        f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
+        f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
+    ]
+    if len(budget.sharing(certificates.runs_of(certificate))) > 1:
+        lines.append("  rests on    what nothing checks: logs were declared disjoint")
+    return lines
+
+
+def _conclusion(
+    certificate: Mapping[str, Any], ledgers: Sequence[str], problems: list[str]
+) -> str:
+    """Compares a certificate that holds with ledgers; adds to `problems`."""
     compared = set()
     for path in ledgers:
         paid = read_ledger(path)
@@ -142,37 +145,10 @@ def _one(
         differences = certificates.ledger_problems(certificate, paid)
         problems += [f"{path}: {difference}" for difference in differences]
     if not certificate["private"]:
-        return [*lines, "  agrees with itself, and guarantees nothing"]
+        return "  agrees with itself, and guarantees nothing"
     runs = 1 + len([*certificates.parents_of(certificate)])
     which = f"{len(compared)} of its {runs} ledgers" if ledgers else "no ledger"
-    return [*lines, f"  holds: it agrees with itself (compared with {which})"]
-
-
-def _claims(
-    certificate: Mapping[str, Any], result: certificates.Verification
-) -> list[str]:
-    def at(section: str, key: str) -> Any:
-        entries = certificate.get(section)  # of a file that may be damaged
-        return entries.get(key) if isinstance(entries, Mapping) else None
-
-    steps = f"{at('accounting', 'steps_executed')} of"
-    steps += f" {at('accounting', 'steps_planned')} steps"
-    if counted := at("continuation", "runs_counted"):
-        steps = f"all {validation.shown(counted)} runs, of which the last took {steps}"
-    lines = [
-        f"  states      epsilon {at('guarantee', 'epsilon')}, "
-        f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",
-        f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
-        f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
-    ]
-    if result.problems or len(budget.sharing(certificates.runs_of(certificate))) < 2:
-        return lines
-    shared = {"time": "query", "user": "user"}
-    chain = (certificate, *certificates.parents_of(certificate))
-    found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
-    units = " and no ".join(dict.fromkeys(found))
-    rests = f"no {units} is in two of the logs that were declared disjoint"
-    return [*lines, f"  rests on    what nothing checks: {rests}"]
+    return f"  holds: it agrees with itself (compared with {which})"
 
 
 # -- Several ---------------------------------------------------------------------------
@@ -180,8 +156,6 @@ def _claims(
 
 def _add(logs: list[_Log], name: str, certificate: Mapping[str, Any]) -> None:
     """Adds a certificate that holds to its log; to a new one where there is none."""
-    if certificates.verify_certificate(certificate).problems:
-        return
     if not certificate["private"]:
         return
     runs = certificates.runs_of(certificate)
@@ -201,43 +175,35 @@ def _totals(
     """Composes each log and all of them; adds to `problems` where there is no total."""
     labels: list[str] = []
     lines: list[str] = []
-    for number, log in enumerate(logs, 1):
-        groups = budget.sharing(log.runs) if not log.name else [log.runs]
-        try:
-            total = budget.compose(groups, delta)
-        except InputError as error:
-            problems.append(str(error))
-            return lines
-        label = log.name or f"log {number}"
-        unit, adjacency = log.runs[0].plan.spec.unit, budget.adjacency_of(log.runs)
-        labels.append(f"{label} ({unit}, {adjacency})" if label in labels else label)
-        runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
-        found = f"unit {unit}, {adjacency}: {_epsilon(total)}"
-        lines.append(f"{labels[-1]}, {runs}, {found}")
-    if len(labels) < 2:
-        return lines
-    if not disjoint:
-        problems.append(
-            f"{', '.join(labels)}: the releases are of other pairs or units, so no "
-            "total holds for all. Give one NAME=DIRECTORY name for each log, "
-            "and add --disjoint=time or user if other names share no query or no user."
-        )
-        return lines
-    every = [run for log in logs for run in log.runs]
-    keys = [{run.key for run in log.runs} for log in logs]
     try:
+        for number, log in enumerate(logs, 1):
+            groups = budget.sharing(log.runs) if not log.name else [log.runs]
+            total = budget.compose(groups, delta)
+            label = log.name or f"log {number}"
+            unit = f"{log.runs[0].plan.spec.unit}, {budget.adjacency_of(log.runs)}"
+            labels.append(f"{label} ({unit})" if label in labels else label)
+            runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
+            lines.append(f"{labels[-1]}, {runs}, unit {unit}: {_epsilon(total)}")
+        if len(logs) < 2:
+            return lines
+        if not disjoint:
+            raise InputError(
+                "the releases are of other pairs or units, so no total holds for all. "
+                "Name directories of one log alike (NAME=DIRECTORY), and add "
+                "--disjoint=time or user if other names share no query or no user."
+            )
+        every = [run for log in logs for run in log.runs]
+        keys = [{run.key for run in log.runs} for log in logs]
         if len(set.union(*keys)) < sum(map(len, keys)):
             raise InputError(
-                "one run is in two of them, so they are not disjoint. Give them one "
-                "name."
+                "one run is in two logs, so they are not disjoint. Give them one name."
             )
         apart = budget.separates(disjoint, every[0].plan.spec.unit)
         total = budget.compose([log.runs for log in logs] if apart else [every], delta)
     except InputError as error:
-        problems.append(f"{' and '.join(labels)}: {error}")
+        problems.append(f"{', '.join(labels)}: {error}" if labels else str(error))
         return lines
-    every_log = f"all {len(labels)} logs disjoint by {disjoint}"
-    return [*lines, f"{every_log}: {_epsilon(total)}"]
+    return [*lines, f"all {len(labels)} logs disjoint by {disjoint}: {_epsilon(total)}"]
 
 
 def _epsilon(total: budget.Total) -> str:
@@ -249,14 +215,9 @@ def _epsilon(total: budget.Total) -> str:
         composed += ", with logs apart as they were declared"
     conditions = []
     if total.runs_of_one_unit > 1:
-        conditions.append(
-            "the settings of every run were fixed without looking at earlier releases"
-        )
-    if total.stopped_early:
-        conditions.append(
-            "no run stopped early for what its weights showed "
-            f"({total.stopped_early} stopped early)"
-        )
+        conditions += ["all settings were fixed without looking at earlier releases"]
+    if early := total.stopped_early:
+        conditions += [f"no run stopped because of its weights ({early} stopped early)"]
     if not conditions:
         return composed
     return (
