@@ -10,7 +10,7 @@ import pytest
 from helpers import framed, tiny
 
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.frame import places, records, runner, settings
+from tfdpsq.run.frame import records, runner, settings
 from tfdpsq.run.frame.artefacts import Output, class_stated
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import prepare
