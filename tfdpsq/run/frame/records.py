@@ -137,7 +137,7 @@ def versions() -> dict[str, str]:
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:
-    """Writes a certificate, and its digest into the configs of the models next to it."""
+    """Writes a certificate, and its digest into the configs of models next to it."""
     if certificate is None:
         return
     for path in (directory / name for name in certificates.CONFIGS):
