@@ -16,9 +16,8 @@ class HitRate(tf.keras.callbacks.Callback):
     """Measures `tfrs.metrics.FactorizedTopK` on held-out pairs after every epoch.
 
     Adds `val_factorized_top_k/top_K_categorical_accuracy` to the logs: the share of
-    queries whose document is among the K nearest of the held-out pairs' documents (a
-    hit rate, not Recall@k); on private pairs a private read. As a metric of `fit` it
-    would keep the documents as the first weights embed them.
+    queries whose document is among the K nearest of the held-out documents (a hit rate,
+    not Recall@k); on private pairs a private read.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], ks: Sequence[int] = (1, 10)):
@@ -30,23 +29,24 @@ class HitRate(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Measures, and adds to the logs."""
-        documents = self._embedded("document", self._first)
-        index = tfrs.layers.factorized_top_k.BruteForce(k=max(self._ks))
-        index.index(documents, tf.constant(self._keys))
+        model, own = self.model, self._arrays["document_key"]
+        documents = self._embedded(model.encode_documents, "document", self._first)
+        layer = tfrs.layers.factorized_top_k.BruteForce(k=max(self._ks))
+        index = layer.index(documents, tf.constant(self._keys))
         metric = tfrs.metrics.FactorizedTopK(index, self._ks)
-        own = self._arrays["document_key"]
-        metric.update_state(
-            self._embedded("query", np.arange(len(own))),
-            tf.gather(documents, np.searchsorted(self._keys, own)),
-            # Without ids TFRS compares scores, which rounding can reorder.
-            true_candidate_ids=tf.constant(own),
-        )
+        queries = self._embedded(model.encode_queries, "query", np.arange(len(own)))
+        pairs = queries, tf.gather(documents, np.searchsorted(self._keys, own))
+        # Without ids TFRS compares scores, which rounding can reorder.
+        ids = {"true_candidate_ids": tf.constant(own)}
+
+        def update() -> None:  # metrics of a scope count in replicas, the same in each
+            tf.distribute.get_strategy().run(metric.update_state, pairs, ids)
+
+        tf.function(update)()
         for measured in metric.metrics:
             logs[f"val_{measured.name}"] = float(measured.result())
 
-    def _embedded(self, side: str, rows: np.ndarray) -> tf.Tensor:
-        model = self.model
-        encode = model.encode_queries if side == "query" else model.encode_documents
+    def _embedded(self, encode: Any, side: str, rows: np.ndarray) -> tf.Tensor:
         ids, lengths = self._arrays[f"{side}_ids"], self._arrays[f"{side}_lengths"]
         parts = np.split(rows, list(range(_BATCH, len(rows), _BATCH)))
         return tf.concat([encode(ids[part], lengths[part]) for part in parts], axis=0)
