@@ -1,6 +1,7 @@
 """Shards of a pass: whole or not there; made in one process, or on Beam."""
 
 import contextlib
+import os
 import resource
 import sys
 
@@ -147,8 +148,9 @@ _WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
 @pytest.mark.parametrize("flags", [(), _WORKERS])
-def test_beam_makes_the_shards_of_one_process(tmp_path, flags):
+def test_beam_makes_the_shards_of_one_process(tmp_path, monkeypatch, flags):
     pytest.importorskip("apache_beam")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # `helpers` too
     one = _run(Place.of(tmp_path / "one"))
     two = _run(Place.of(tmp_path / "two"), beam=("--runner=DirectRunner", *flags))
     assert one["result"] == two["result"]
