@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import forking
 
-from tfdpsq.data.io import atomic_directory, atomic_file, check_writable
+from tfdpsq.data.io import atomic_directory, atomic_file
 from tfdpsq.validation import InputError
 
 
@@ -108,7 +108,6 @@ WRITERS = {
         "    (partial / 'small').write_text('fits')\n"
         "    (partial / 'large').write_bytes(b'x' * 100_000)",
     ),
-    "check": (1_000, "io.check_writable('.')"),
     "rows": (
         100_000,
         "import numpy as np\n"
@@ -155,11 +154,3 @@ def test_full_disk_is_reported_for_tensorflow_too(tmp_path):
     with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
         with atomic_directory(tmp_path / "out"):
             raise tf.errors.ResourceExhaustedError(None, None, "OOM")
-
-
-def test_check_writable_creates_an_empty_directory(tmp_path):
-    assert check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    assert os.listdir(tmp_path / "a" / "b") == []
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match="file/out: cannot be written"):
-        check_writable(tmp_path / "file" / "out")

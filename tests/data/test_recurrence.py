@@ -1,14 +1,12 @@
 """Queries that stand in public text again: where they are found, and taken out."""
 
-import json
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdpsq.data.recurrence import Sentences, refuse_recurring
-from tfdpsq.validation import DataError
+from tfdpsq.data.recurrence import Sentences
 from tfdpsq.words import words_of
 
 QUERY = "Return the value of x."
@@ -112,26 +110,3 @@ def test_naive_checker_finds_nothing_left(text, queries):
         assert left == text
     asked = list(words_of(queries))
     assert all(words in asked for words in words_of(text[a:b] for a, b in spans))
-
-
-def test_files_with_a_query_are_refused_by_line(tmp_path):
-    path = tmp_path / "public.jsonl"
-    records = [
-        {"_id": "a", "text": "We return the value of x."},
-        {"_id": "b", "title": "It is", "text": "Short. return the\nvalue of X!"},
-        {"_id": "c", "title": QUERY, "text": ""},
-    ]
-
-    def write(kept):
-        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
-
-    write(records)
-    with pytest.raises(DataError) as error:
-        refuse_recurring(path, Sentences([QUERY]))
-    assert str(error.value).startswith(f"{path}:2: holds the query 'return ")
-    assert r"'return the\nvalue of X!'" in str(error.value)
-    write([records[0], records[2]])
-    with pytest.raises(DataError, match="jsonl:2: holds the query"):
-        refuse_recurring(path, Sentences([QUERY]))
-    write(records[:1])
-    refuse_recurring(path, Sentences([QUERY]))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import gzip
 import hashlib
 import json
@@ -21,7 +20,6 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,26 +232,9 @@ def verify_manifest(directory: Path, manifest: dict[str, Any], remedy: str) -> N
             raise DataError(path, "SHA-256 is not that of the manifest", remedy)
 
 
-def check_writable(directory: str | os.PathLike) -> Path:
-    """Creates a directory; raises InputError early if it cannot be written."""
-    target = Path(os.path.abspath(directory))
-    with explained(target, any_error=True):
-        target.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target) as probe:
-            probe.write(bytes(1 << 16))
-            probe.flush()
-            os.fsync(probe.fileno())
-    return target
-
-
 def partial_name(name: str) -> str:
     """Returns a unique name for a file or directory while it is being written."""
     return f".{name}.{secrets.token_hex(6)}.partial"
-
-
-def partial_pattern(name: str) -> str:
-    """Returns the glob of a file's temporary names; it matches no other file's."""
-    return f".{glob.escape(name)}.{'[0-9a-f]' * 12}.partial"
 
 
 def flush(path: str | os.PathLike) -> None:

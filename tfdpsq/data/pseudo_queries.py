@@ -41,6 +41,7 @@ _EDGE = " \t\n.,;:"
 # Of a query, and of a document that a sentence was taken out of.
 WORDS = range(3, 26)
 _LEAST_LEFT = 15
+_CHUNK = 256  # documents whose words are split at once
 
 
 def pseudo_pairs(
@@ -59,41 +60,42 @@ def pseudo_pairs(
       documents; `document` is the title and what is left of the text, or the whole of
       a document that would keep fewer than 15 words.
     """
-    count = 0
-    for document in documents:
-        spans = _candidates(document.text)
-        key = hashlib.sha256(f"{seed}\0{document.id}".encode()).digest()
-        draw = random.Random(int.from_bytes(key, "big"))
-        for start, end in draw.sample(spans, min(per_document, len(spans))):
-            query = _clean(document.text[start:end])
-            rest = f"{document.text[:start].rstrip()} {document.text[end:].lstrip()}"
-            if len(next(words_of([rest]))) < _LEAST_LEFT:
-                rest = document.text
-            content = Document(document.id, document.title, rest.strip()).content
-            yield Pair(f"pseudo-{count}", query, document.id, content)
+    count, stream = 0, iter(documents)
+    while chunk := list(itertools.islice(stream, _CHUNK)):
+        cut = []
+        spans = _candidates([document.text for document in chunk])
+        for document, usable in zip(chunk, spans):
+            key = hashlib.sha256(f"{seed}\0{document.id}".encode()).digest()
+            draw = random.Random(int.from_bytes(key, "big"))
+            for start, end in draw.sample(usable, min(per_document, len(usable))):
+                halves = document.text[:start].rstrip(), document.text[end:].lstrip()
+                rest = " ".join(halves).strip()
+                cut.append((document, document.text[start:end], rest))
+        for (document, sentence, rest), words in zip(cut, words_of(c[2] for c in cut)):
+            left = rest if len(words) >= _LEAST_LEFT else document.text.strip()
+            content = Document(document.id, document.title, left).content
+            yield Pair(f"pseudo-{count}", _clean(sentence), document.id, content)
             count += 1
 
 
-def _candidates(text: str) -> list[tuple[int, int]]:
+def _candidates(texts: list[str]) -> list[list[tuple[int, int]]]:
     """Returns where usable text stands: of paragraphs, else list entries, else clauses.
 
     Of equal sentences, the first counts.
     """
-    stretches = list(_units(text))
-    sentences: list[re.Match] = []
-    for kind in (False, True):
-        found = [
-            match
-            for start, end, listed in stretches
-            if listed == kind
-            for match in _SENTENCE.finditer(text, start, end)
-        ]
-        sentences += found
-        if spans := _usable(found):
-            return spans
-    sentences.sort(key=re.Match.start)
-    parts = [_CLAUSE.finditer(text, *match.span()) for match in sentences]
-    return _usable(itertools.chain.from_iterable(parts))
+    kinds: list[list[Iterable[re.Match]]] = []
+    for text in texts:
+        sentences: tuple[list[re.Match], list[re.Match]] = ([], [])
+        for start, end, listed in _units(text):
+            sentences[listed].extend(_SENTENCE.finditer(text, start, end))
+        merged = sorted(itertools.chain(*sentences), key=re.Match.start)
+        parts = (_CLAUSE.finditer(match.string, *match.span()) for match in merged)
+        kinds.append([*sentences, itertools.chain.from_iterable(parts)])
+    spans: list[list[tuple[int, int]]] = [[] for _ in texts]
+    for kind in range(3):
+        more = _usable([() if s else k[kind] for s, k in zip(spans, kinds)])
+        spans = [found or others for found, others in zip(spans, more)]
+    return spans
 
 
 def _units(text: str) -> Iterator[tuple[int, int, bool]]:
@@ -128,14 +130,19 @@ def _units(text: str) -> Iterator[tuple[int, int, bool]]:
         yield start, end, listed
 
 
-def _usable(matches: Iterable[re.Match]) -> list[tuple[int, int]]:
-    spans: dict[str, tuple[int, int]] = {}
-    for match in matches:
-        spans.setdefault(_clean(match.group()), match.span())
+def _usable(texts: list[Iterable[re.Match]]) -> list[list[tuple[int, int]]]:
+    spans: list[dict[str, tuple[int, int]]] = [{} for _ in texts]
+    for found, matches in zip(spans, texts):
+        for match in matches:
+            found.setdefault(_clean(match.group()), match.span())
+    words = words_of(sentence for found in spans for sentence in found)
     return [
-        span
-        for (sentence, span), words in zip(spans.items(), words_of(spans))
-        if len(words) in WORDS and _is_prose(sentence.split())
+        [
+            span
+            for sentence, span in found.items()
+            if len(next(words)) in WORDS and _is_prose(sentence.split())
+        ]
+        for found in spans
     ]
 
 

@@ -9,12 +9,9 @@ queries would itself be a private read: there they may be counted, and no more.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from tfdpsq.data.beir import locate_documents
-from tfdpsq.validation import DataError
 from tfdpsq.words import words_of
 
 _TOKEN = re.compile(r"\S+")
@@ -81,22 +78,6 @@ class Sentences:
                 yield parts[first][0], parts[last][1]
                 first = last
             first += 1
-
-
-def refuse_recurring(path: str | os.PathLike, sentences: Sentences) -> None:
-    """Raises DataError if a file of documents (see `read_documents`) holds one."""
-    rows = locate_documents(path, may_be_empty=True)
-    while batch := list(itertools.islice(rows, _BATCH)):
-        texts = [f"{document.title}\n{document.text}" for *_, document in batch]
-        for (line, *_), text, found in zip(batch, texts, sentences.spans(texts)):
-            for start, end in found:
-                raise DataError(
-                    path,
-                    f"holds the query {text[start:end]!r} of the benchmark",
-                    "A model trained on it would know what the benchmark takes for "
-                    "private: leave such sentences out of public text",
-                    line,
-                )
 
 
 def _parts(text: str) -> list[tuple[int, int]]:

@@ -125,14 +125,6 @@ class Tokenizer(tf.Module):
         rows = self._run("tokenize", tf.convert_to_tensor(texts, tf.string))
         return np.split(rows.values.numpy(), rows.row_splits.numpy()[1:-1])
 
-    def common_ids(self, most: int) -> list[int]:
-        """Returns the `most` likeliest pieces' ids, without special ones and bytes."""
-        found = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        special = (found.is_byte, found.is_control, found.is_unknown, found.is_unused)
-        every = range(self.vocabulary_size)
-        ids = [i for i in every if not any(test(i) for test in special)]
-        return sorted(ids, key=found.get_score, reverse=True)[:most]
-
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Turns ids back into texts.
 
