@@ -194,9 +194,10 @@ def _fitted(vocabulary, pairs=_PAIRS, epochs=2, **options):
     return model, history.history["loss"]
 
 
-def test_fit_takes_the_steps_of_a_naive_loop(vocabulary):
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fit_takes_the_steps_of_a_naive_loop(vocabulary, jit):
     """Means of `per_example_losses`; XLA changes nothing, dropout follows the seed."""
-    model, losses = _fitted(vocabulary, jit_compile=True)
+    model, losses = _fitted(vocabulary, jit_compile=jit)
     naive = _with_words(vocabulary, dropout=0.2)
     arrays = naive.preprocessor.arrays(_PAIRS)
     expected, step = [], 0

@@ -117,6 +117,7 @@ def test_held_out_rows_are_measured_with_the_wrong_document_too():
     assert found["contrast"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow  # test_pretrain has a preempted run
 def test_fit_goes_on_after_a_backup_to_the_same_weights(tmp_path):
     """With dropout; the batches are functions of the step."""
 

@@ -10,7 +10,10 @@ from tfdpsq.retriever import RetrieverConfig, TwoTower, onnx_export
 
 @pytest.mark.parametrize(
     ("version", "shared", "pooling"),
-    [("1.0", True, "mean"), ("1.1", False, "first")],
+    [
+        ("1.0", True, "mean"),
+        pytest.param("1.1", False, "first", marks=pytest.mark.slow),
+    ],
 )
 def test_towers_as_onnx_have_the_same_embeddings(tmp_path, version, shared, pooling):
     pytest.importorskip("tf2onnx")

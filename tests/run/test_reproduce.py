@@ -206,6 +206,7 @@ def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
 # -- Whole runs ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_table_is_made_with_its_orderings(small, tmp_path):
     config = tiny_paper.config(small, table=("1", "2"))
     rows = {"original": (0.25, 0.41), "synthetic-base-eps8": (0.19, 0.32)}
