@@ -55,7 +55,6 @@ class Artefact:
       origin: tells its guarantee from others: a digest, or the promising step; "" for
         none.
       promised: whether it has yet to be made.
-      runs: the private runs that a promise plans to pay for.
       wanted: the kind in words, for errors.
       files: names of which one is there where the kind is; "" is the path itself.
     """
@@ -66,7 +65,6 @@ class Artefact:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origin: str = ""
     promised: bool = False
-    runs: tuple = ()
 
     wanted: ClassVar[str] = "the output of a stage"
     files: ClassVar[tuple[str, ...]] = (records.STAGE_FILE,)

@@ -94,7 +94,6 @@ class Context:
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
-      budget: the limit of `--budget`; `None` for none.
       beam: flags of Apache Beam, whose workers make shards; `None` for this process.
       parts: the parts of a pass.
     """
@@ -108,7 +107,6 @@ class Context:
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: Devices | None = None
-    budget: Any = None
     beam: tuple[str, ...] | None = None
     parts: Any = ()
 
@@ -129,7 +127,6 @@ class Command:
       name: of the command.
       Settings: the dataclass of its settings.
       strategies: values of `--strategy` it works under.
-      spends: whether it may train on private pairs with a guarantee (`--budget`).
       anywhere: whether the output may be on another file system.
       sharded: whether it is a pass over shards (`--beam`).
     """
@@ -137,7 +134,6 @@ class Command:
     name: ClassVar[str]
     Settings: ClassVar[type[settings.Settings]]
     strategies: ClassVar[tuple[str, ...]] = ("default",)
-    spends: ClassVar[bool] = False
     anywhere: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
 
@@ -200,14 +196,6 @@ class Stage(Command):
     def also(self, c: Context) -> dict[str, str]:
         """Returns fingerprints of what it depends on besides settings and inputs."""
         return {}
-
-    def planned_runs(self, c: Context) -> list[Any]:
-        """Returns the private runs (`budget.Run`) to pay for, and those they follow.
-
-        For `--budget`, before anything is paid. Other inputs than the pairs can be
-        promises, with runs of their own (`Artefact.runs`).
-        """
-        return []
 
     def run(self, c: Context) -> dict[str, Any]:
         """Fills `c.out`; returns what `stage.json` records."""
@@ -294,7 +282,6 @@ def execute(
     s: settings.Settings,
     place: Place,
     devices: Devices | None = None,
-    budget: Any = None,
     beam: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """Runs a stage, unless its output is finished; returns the output's record.
@@ -305,7 +292,6 @@ def execute(
       place: where the output goes.
       devices: what models run on; `None` for one device. Of several workers only the
         chief writes there; the others have a place that is removed.
-      budget: limit on what all releases together may spend; `None` for none.
       beam: flags of Apache Beam, whose workers make shards; `None` for this process.
 
     Raises:
@@ -314,16 +300,16 @@ def execute(
     """
     devices = devices or Devices()
     if not devices.several_workers:
-        return _executed(stage, s, place, devices, budget, beam)
+        return _executed(stage, s, place, devices, beam)
     with worker_errors():
         finished = devices.chiefs(os.path.isfile(f"{place.path}/{records.STAGE_FILE}"))
         if devices.chief:
-            record = _executed(stage, s, place, devices, budget, beam)
+            record = _executed(stage, s, place, devices, beam)
         elif finished:
             return {"result": {}}
         else:
             with scratch(place, devices.worker) as own:
-                record = _executed(stage, s, own, devices, None, beam)
+                record = _executed(stage, s, own, devices, beam)
         if not finished:
             devices.chiefs(True)  # so that a failure of one is noticed by all
     return record
@@ -334,7 +320,6 @@ def _executed(
     s: settings.Settings,
     place: Place,
     devices: Devices,
-    budget: Any,
     beam: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     """Runs a stage in this process."""
@@ -346,7 +331,7 @@ def _executed(
     os.umask(umask)
     with places.locked(place), places.owner_only():
         inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
-        c = Context(s, given, place, privacy, inputs, devices=devices, budget=budget)
+        c = Context(s, given, place, privacy, inputs, devices=devices)
         inputs = {**inputs, **stage.also(c)}
         own = settings.identity(s)
         depends = {"stage": stage.name, "settings": own, "inputs": inputs}

@@ -33,15 +33,75 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.privacy.proof.ledger import read_ledger
-from tfdpsq.run.frame.budget import Found
+from tfdpsq.run.frame import places
+from tfdpsq.run.frame.artefacts import class_stated
+from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import InputError
+
+# The certificate itself, and what says that one is missing if there is none.
+_MARKED = {FILE_NAME, *(name.rpartition("/")[2] for name in certificates.MARKED)}
+
+
+@dataclasses.dataclass
+class _Found:
+    """Certificates in some directories, by digest."""
+
+    certificates: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    places: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    private: list[str] = dataclasses.field(default_factory=list)  # passed over
+
+    def add(self, path: str) -> None:
+        """Adds the certificate in a file, or those of all artefacts in a directory.
+
+        Private ones are passed over, unless they are given themselves.
+        """
+        root = pathlib.Path(path)
+        if not root.exists():
+            raise InputError(f"{path!r} does not exist. Give a workdir or an output.")
+        if root.is_file():
+            self._read(path, certificates.load_certificate)
+            return
+        folders = {file.parent for name in _MARKED for file in root.rglob(name)}
+        for folder in sorted(folders):
+            has_one = (folder / FILE_NAME).exists()
+            if not has_one and folder != root and (folder.parent / FILE_NAME).exists():
+                continue  # a part of the artefact above, as a retriever's `model/`
+            inside = places.PRIVATE in folder.relative_to(root).parts
+            hidden = inside or class_stated(str(folder)) == Privacy.PRIVATE
+            if not hidden or folder == root:
+                self._read(str(folder), privacy.read_certificate)
+            elif not any(folder.is_relative_to(known) for known in self.private):
+                self.private.append(str(folder))
+
+    def _read(self, place: str, read: Any) -> None:
+        """Adds a certificate, or why there is none."""
+        try:
+            found = read(place)
+        except InputError as error:
+            self.problems.append(str(error))
+            return
+        if found is None:
+            return
+        digest = str(found.get("digest"))
+        known = self.places.setdefault(digest, [])
+        if digest in self.certificates and found["private"] and not found.get("run_id"):
+            self.problems.append(
+                f"{known[0]} and {place} hold equal certificates without a run id: two "
+                "runs with the same settings, or copies of one. If they are copies, "
+                "give one of them."
+            )
+        self.certificates[digest] = found
+        known += [place] if place not in known else []
 
 
 @dataclasses.dataclass
@@ -73,12 +133,12 @@ def main(words: list[str]) -> tuple[int, str]:
 
 def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     """Verifies all certificates, and composes them; adds to `problems`."""
-    named: dict[str, Found] = {}
+    named: dict[str, _Found] = {}
     for word in given.paths:
         name, equals, path = word.partition("=")
         if not equals or os.path.exists(word) or "/" in name:
             name, path = "", word
-        named.setdefault(name, Found()).add(path)
+        named.setdefault(name, _Found()).add(path)
     if "" in named and (given.disjoint or len(named) > 1):
         raise InputError(
             f"{' '.join(given.paths)}: not all logs are named. Give each as "
@@ -101,10 +161,10 @@ def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
         )
     # Those that continue others state how several logs relate.
     read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
-    for name, places, certificate in read:
+    for name, folders, certificate in read:
         result = certificates.verify_certificate(certificate)
-        problems += [f"{places[0]}: {problem}" for problem in result.problems]
-        lines += [*places, *_claims(certificate, result)]
+        problems += [f"{folders[0]}: {problem}" for problem in result.problems]
+        lines += [*folders, *_claims(certificate, result)]
         if not result.problems:
             lines.append(_compared(certificate, given.ledger, problems))
             if certificate["private"]:
