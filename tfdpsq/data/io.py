@@ -55,15 +55,15 @@ def open_binary(path: str | os.PathLike) -> BinaryIO:
     return gfile().GFile(path, "rb")
 
 
-def copy_tree(source: str, target: str, last: str = "") -> None:
-    """Copies a directory between file systems, the file named `last` at the end."""
+def copy_tree(source: str, target: str) -> None:
+    """Copies a directory between file systems."""
     source, target = source.rstrip("/"), target.rstrip("/")
     names = [
         f"{folder.rstrip('/')}/{name}"[len(source) + 1 :]
         for folder, _, inside in gfile().walk(source)
         for name in inside
     ]
-    for name in sorted(names, key=lambda name: (name == last, name)):
+    for name in names:
         gfile().makedirs(f"{target}/{name}".rpartition("/")[0])
         gfile().copy(f"{source}/{name}", f"{target}/{name}", overwrite=True)
 

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from tfdpsq import privacy, validation
+from tfdpsq import privacy
 from tfdpsq.data import (
     BeirDirectory,
     Pair,
@@ -47,7 +47,7 @@ class Artefact:
     """An input: a stage's output, public data, or private pairs.
 
     Attributes:
-      path: where it is, as given.
+      path: where it is, or one of `words`.
       privacy: its class; of raw private pairs PRIVATE.
       certificate: of what private queries it was made from; `None` for public content,
         raw pairs and promises.
@@ -57,6 +57,7 @@ class Artefact:
       promised: whether it has yet to be made.
       wanted: the kind in words, for errors.
       files: names of which one is there where the kind is; "" is the path itself.
+      words: what stands for public content instead of a path.
     """
 
     path: str
@@ -68,6 +69,7 @@ class Artefact:
 
     wanted: ClassVar[str] = "the output of a stage"
     files: ClassVar[tuple[str, ...]] = (records.STAGE_FILE,)
+    words: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
@@ -77,6 +79,8 @@ class Artefact:
           InputError: there is no artefact of this kind.
           DataError: its record or certificate is damaged.
         """
+        if path in cls.words:
+            return cls(path, Privacy.PUBLIC)
         if not cls.is_at(path):
             raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
         above = path.removesuffix(f"/{SET}")  # whose record is that of a set, too
@@ -109,6 +113,8 @@ class Artefact:
         Args:
           private: the directory of the key, for private pairs.
         """
+        if self.path in self.words:
+            return self.path
         stage = records.read_stage(self.path)
         if stage is None:
             return f"files:{_digest_of_files(self.path)}"
@@ -117,18 +123,6 @@ class Artefact:
 
 class Output(Artefact):
     """Any finished stage."""
-
-
-class Canaries(Artefact):
-    """Output of `canaries`."""
-
-    wanted = "what canaries wrote"
-
-
-class Histogram(Artefact):
-    """Output of `histogram`."""
-
-    wanted = "what histogram wrote"
 
 
 class File(Artefact):
@@ -155,26 +149,14 @@ class Retriever(Artefact):
     """Output of `train_retriever`."""
 
     wanted = "what train_retriever wrote"
-    files: ClassVar[tuple[str, ...]] = (MODEL,)
+    files = (MODEL,)
 
 
-class System(Retriever):
+class System(Artefact):
     """A system of `evaluate`: BM25, a retriever, an adapter, or embeddings."""
 
     wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
-    files = (MODEL, ADAPTER_FILE)
-    WORDS = ("bm25", "embeddings")
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """Opens it as any; a word is public."""
-        if path in cls.WORDS:
-            return cls(path, Privacy.PUBLIC)
-        return super().open(path, setting)
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the word, or the fingerprint of what was trained."""
-        return self.path if self.path in self.WORDS else super().fingerprint(private)
+    files, words = (MODEL, ADAPTER_FILE), ("bm25", "embeddings")
 
 
 class Embeddings(Artefact):
@@ -238,9 +220,7 @@ class Corpus(Artefact):
     def open(cls, path: str, setting: str) -> Artefact:
         """Opens a directory that has documents; only those of canaries are private."""
         _require_beir(path, setting)
-        is_local = path == PYDOCS or io.is_local(path)
-        exists = os.path.isfile if is_local else io.gfile().exists
-        marked = exists(f"{path}/{MARK_FILE}")
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
 
     @classmethod
@@ -258,9 +238,7 @@ class Corpus(Artefact):
     @property
     def file(self) -> str:
         """The file of the documents."""
-        if io.is_local(self.path):
-            return str(self.beir().corpus_file)
-        return _remote_corpus(self.path)
+        return str(self.beir().corpus_file)
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
@@ -298,7 +276,7 @@ class Pairs(Artefact):
             found = SyntheticSet.open(path, setting)
             return cls(path, found.privacy, found.certificate, {}, found.origin)
         _require_beir(path, setting)
-        marked = (pathlib.Path(path) / MARK_FILE).is_file()
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE, None, {"raw": True, "canaries": marked})
 
     @property
@@ -372,7 +350,7 @@ def class_stated(path: str) -> Privacy:
     The nearest directory that states one decides: the path, or one above it. What lies
     in the private directory of a workdir is private, whatever it is.
     """
-    if path == PYDOCS or not io.is_local(path):
+    if path == PYDOCS:
         return Privacy.PUBLIC
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
@@ -395,8 +373,8 @@ def open_beir(path: str) -> BeirDirectory:
 
 def _require_beir(path: str, setting: str) -> None:
     """Refuses what is no BEIR directory; its content is validated where it is read."""
-    if path == PYDOCS or not io.is_local(path):
-        return  # a remote one is looked for when it is read
+    if path == PYDOCS:
+        return
     folder = pathlib.Path(path)
     if any((above / PART_FILE).is_file() for above in (folder, *folder.parents[:2])):
         raise InputError(
@@ -404,18 +382,10 @@ def _require_beir(path: str, setting: str) -> None:
             "whose certificate says what it cost."
         )
     if not any((folder / name).is_file() for name in corpus.FILES):
-        hint = " Run `tfdpsq import` on a log first." if folder.exists() else ""
         raise InputError(
-            f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}."
-            f"{hint}"
+            f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}; "
+            "`tfdpsq import` makes one of a log."
         )
-
-
-def _remote_corpus(path: str) -> str:
-    for file in (f"{path.rstrip('/')}/{name}" for name in corpus.FILES):
-        if io.gfile().exists(file):
-            return file
-    raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
 
 
 def _beir_in(path: str) -> list[str]:

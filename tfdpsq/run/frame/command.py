@@ -128,7 +128,7 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     )
     rest = _parse(own, words)
     s = settings.from_config(made.Settings, holder.value)
-    place = places.Place.of(own["workdir"].value, made.anywhere)
+    place = places.Place.of(own["workdir"].value)
     with _devices(own) as devices:
         if isinstance(made, pipeline.Job):
             said = pipeline.run(made, s, pathlib.Path(place.path), devices)

@@ -127,14 +127,12 @@ class Command:
       name: of the command.
       Settings: the dataclass of its settings.
       strategies: values of `--strategy` it works under.
-      anywhere: whether the output may be on another file system.
       sharded: whether it is a pass over shards (`--beam`).
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[settings.Settings]]
     strategies: ClassVar[tuple[str, ...]] = ("default",)
-    anywhere: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
 
     def config(self, **changes: Any) -> Any:
@@ -340,10 +338,11 @@ def _executed(
         if record is not None:
             logging.info("%s: finished before, not made again", place.name)
         else:
-            if place.is_local and os.path.isdir(place.path) and os.listdir(place.path):
+            path = pathlib.Path(place.path)
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
                 raise InputError(
-                    f"{place.path} is not empty, and holds no {records.STAGE_FILE}. "
-                    "Use another --workdir."
+                    f"{place.path} is a file, or not empty and without "
+                    f"{records.STAGE_FILE}. Use another --workdir."
                 )
             strict = getattr(s, "strict", False)
             for what, where in stage.reads(s, given):
@@ -389,9 +388,6 @@ def _appear(out: pathlib.Path, place: Place, privacy: Privacy, umask: int) -> No
     for folder, _, names in os.walk(out):
         for name in (*names, ""):
             io.flush(os.path.join(folder, name))
-    if not place.is_local:
-        io.copy_tree(str(out), place.path, last=records.STAGE_FILE)
-        return
     above = pathlib.Path(place.path).parent
     if privacy == Privacy.PRIVATE:
         places.open_private(above)
@@ -411,8 +407,6 @@ def _clean(place: Place) -> None:
         privacy.discard_state(place.run)
         shutil.rmtree(place.run / "backup", ignore_errors=True)
     shutil.rmtree(place.partial, ignore_errors=True)
-    if not place.is_local and io.gfile().exists(place.shards):
-        io.gfile().rmtree(place.shards)
     places.settle(place.path)
 
 

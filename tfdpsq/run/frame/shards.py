@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
@@ -31,20 +32,18 @@ class ShardWriter:
     Attributes:
       count: rows in it; to be set by its maker.
       result: what else is to be known of it, JSON values.
-      partials: extension -> the file that is written.
     """
 
-    def __init__(self, final: str):
+    def __init__(self, final: str, files: contextlib.ExitStack):
         """Takes the path of the shard's files, without their extension."""
         self.count = 0
         self.result: dict[str, Any] = {}
-        self.partials: dict[str, str] = {}
-        self._final = final
+        self._final, self._files = final, files
 
     def path(self, extension: str) -> str:
-        """Returns a file to write, by whatever takes the paths of `tf.io.gfile`."""
-        folder, _, name = f"{self._final}.{extension}".rpartition("/")
-        return self.partials.setdefault(extension, f"{folder}/{io.partial_name(name)}")
+        """Returns a file to write; it is renamed when the shard is whole."""
+        file = io.atomic_file(f"{self._final}.{extension}")
+        return str(self._files.enter_context(file))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Shards:
     """The shards of a pass.
 
     Attributes:
-      directory: where they are, on any file system that TensorFlow knows.
+      directory: where they are.
       total: their number.
     """
 
@@ -66,7 +65,7 @@ class Shards:
     def mark(self, index: int) -> dict[str, Any] | None:
         """Returns the mark of a shard; `None` if it has to be made."""
         path = self.path(index, "json")
-        if not io.gfile().exists(path):
+        if not os.path.exists(path):
             return None
         return io.read_json(path, "Remove it, and the shard is made again")
 
@@ -82,21 +81,11 @@ class Shards:
     @contextlib.contextmanager
     def writing(self, index: int) -> Iterator[ShardWriter]:
         """Makes a shard: its files first, its mark last, each renamed when whole."""
-        writer = ShardWriter(f"{self.directory}/{index:05d}")
-        try:
+        with contextlib.ExitStack() as files:
+            writer = ShardWriter(f"{self.directory}/{index:05d}", files)
             yield writer
-            for extension, partial in writer.partials.items():
-                if io.is_local(partial):
-                    io.flush(partial)
-                final = self.path(index, extension)
-                io.gfile().rename(partial, final, overwrite=True)
-            mark = {"count": writer.count, "result": writer.result}
-            io.write_json(self.path(index, "json"), mark)
-        except BaseException:
-            for partial in writer.partials.values():
-                with contextlib.suppress(tf.errors.OpError):
-                    io.gfile().remove(partial)
-            raise
+        mark = {"count": writer.count, "result": writer.result}
+        io.write_json(self.path(index, "json"), mark)
 
 
 def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
@@ -136,15 +125,14 @@ def make_one(make: Make, shards: Shards, index: int, place: places.Place) -> Non
 
 def _open(shards: Shards, depends: dict[str, Any]) -> None:
     """Makes the directory, or takes up the shards that the same pass left there."""
-    path = f"{shards.directory}/{PASS_FILE}"
-    if io.gfile().glob(f"{shards.directory}/[0-9]*.json"):
-        found = io.read_json(path, f"Remove {shards.directory} to begin again")
-        changed = "; ".join(records.differences(found, depends))
-        if changed:
-            raise validation.InputError(
-                f"{shards.directory} holds shards of other settings or inputs "
-                f"({changed}). Go on with those, or remove it to begin again."
-            )
+    directory = pathlib.Path(shards.directory)
+    if not any(directory.glob("[0-9]*.json")):
+        io.write_json(places.open_private(directory) / PASS_FILE, depends)
         return
-    io.gfile().makedirs(shards.directory)
-    io.write_json(path, depends)
+    remedy = f"Remove {directory} to begin again"
+    changed = records.differences(io.read_json(directory / PASS_FILE, remedy), depends)
+    if changed:
+        raise validation.InputError(
+            f"{directory} holds shards of other settings or inputs ({changed}). Go on "
+            "with those, or remove it to begin again."
+        )

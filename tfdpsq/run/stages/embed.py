@@ -16,12 +16,11 @@ word, and no ε covers it: the output is private.
 from __future__ import annotations
 
 import dataclasses
-import io
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
@@ -46,7 +45,6 @@ class Embed(runner.ShardedStage):
     name = "embed"
     kind = Embeddings
     strategies = ("default", "mirrored", "tpu")
-    anywhere = True
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -104,14 +102,12 @@ class Embed(runner.ShardedStage):
                 c.place.logs, s.texts, index, parts.size(index), parts.first(index)
             ) as count:
                 chunks = list(embedder.chunks(texts, done=count))
-            archive = io.BytesIO()  # NumPy needs a file that can seek
-            if chunks:
-                ids = np.concatenate([names for names, _ in chunks])
-                vectors = np.concatenate([vectors for _, vectors in chunks])
-                np.savez(archive, ids=ids, vectors=vectors)
-                out.count = len(ids)
-            with tf.io.gfile.GFile(out.path(_EXTENSION), "wb") as file:
-                file.write(archive.getvalue())
+            with open(out.path(_EXTENSION), "wb") as file:
+                if chunks:
+                    ids = np.concatenate([names for names, _ in chunks])
+                    vectors = np.concatenate([vectors for _, vectors in chunks])
+                    np.savez(file, ids=ids, vectors=vectors)
+                    out.count = len(ids)
 
         return make
 
@@ -124,10 +120,8 @@ class Embed(runner.ShardedStage):
 
         def chunks() -> Iterator[tuple[list[str], np.ndarray]]:
             for shard in made.paths(_EXTENSION):
-                with tf.io.gfile.GFile(shard, "rb") as file:
-                    archive = file.read()
-                if archive:
-                    arrays = np.load(io.BytesIO(archive))
+                if os.path.getsize(shard):
+                    arrays = np.load(shard)
                     yield arrays["ids"].tolist(), arrays["vectors"]
 
         store = retriever.VectorStore.write(

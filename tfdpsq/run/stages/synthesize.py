@@ -22,7 +22,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
+from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Output, SyntheticSet
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -37,7 +37,6 @@ class Synthesize(runner.ShardedStage):
     name = "synthesize"
     kind = SyntheticSet
     strategies = ("default", "mirrored", "tpu")
-    anywhere = True
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -56,7 +55,7 @@ class Synthesize(runner.ShardedStage):
             False, when={"documents": ("train",)}
         )
         histogram: str = path(
-            Histogram,
+            Output,
             "",
             when={"documents": ("corpus",)},
             help="as many queries as without, for documents like those asked for; the "
