@@ -201,13 +201,11 @@ class SyntheticSet(Artefact):
 class Convertible(Artefact):
     """Input of `convert`, opened as the kind that it is."""
 
-    wanted = "a T5, what train_retriever wrote, or a set of queries"
+    wanted = "a T5, or what train_retriever wrote"
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
-        """Opens it as a set, a retriever or a T5."""
-        if SyntheticSet.is_at(path) or SyntheticSet.is_at(f"{path}/{SET}"):
-            return SyntheticSet.open(path, setting)
+        """Opens it as a retriever or a T5."""
         return (Retriever if Retriever.is_at(path) else Generator).open(path, setting)
 
 

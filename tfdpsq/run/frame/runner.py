@@ -31,7 +31,7 @@ from absl import logging
 from tfdpsq.data import io
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import places, records, settings
-from tfdpsq.run.frame.artefacts import Artefact, Output
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.devices import Devices, worker_errors
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
@@ -146,11 +146,8 @@ class Stage(Command):
     """One step of the work: what it takes, what it makes, how.
 
     A subclass is complete with `name`, `Settings` and `run`. All methods but `run` look
-    at settings and artefacts alone, so they also work on promises. `kind` is what its
-    output is, for stages that take it.
+    at settings and artefacts alone, so they also work on promises.
     """
-
-    kind: ClassVar[type[Artefact]] = Output
 
     def check(self, s: Any, given: Given) -> None:
         """Refuses settings and inputs that do not fit each other."""

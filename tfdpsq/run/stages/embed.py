@@ -29,7 +29,7 @@ from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.frame import corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
+from tfdpsq.run.frame.artefacts import MODEL, Corpus, Pairs, Retriever
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -43,7 +43,6 @@ class Embed(runner.ShardedStage):
     """Embeds texts shard by shard."""
 
     name = "embed"
-    kind = Embeddings
     strategies = ("default", "mirrored", "tpu")
 
     @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Generator, Output
+from tfdpsq.run.frame.artefacts import Output
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError, shown
@@ -61,7 +61,7 @@ class LoraSettings(settings.Settings):
 class Finetune(training.Training):
     """Trains a T5 to write queries."""
 
-    name, kind = "finetune", Generator
+    name = "finetune"
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.ModelSettings):

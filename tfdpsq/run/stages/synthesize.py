@@ -22,7 +22,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Output, SyntheticSet
+from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Output
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -35,7 +35,6 @@ class Synthesize(runner.ShardedStage):
     """Writes queries for public documents; post-processing costs no ε."""
 
     name = "synthesize"
-    kind = SyntheticSet
     strategies = ("default", "mirrored", "tpu")
 
     @dataclasses.dataclass(frozen=True)
