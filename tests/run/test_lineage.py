@@ -10,9 +10,9 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.run.frame import command, pipeline, settings
 from tfdpsq.run.frame.artefacts import (
     MARK_FILE,
+    Artefact,
     Corpus,
     Generator,
-    Output,
     Pairs,
     class_stated,
 )
@@ -105,4 +105,4 @@ def test_damaged_mark_is_not_taken_for_none(tmp_path, name):
 
 def test_input_of_another_kind_is_named(tmp_path):
     with pytest.raises(InputError, match="input is .*Give the output of a stage"):
-        Output.open(str(tmp_path), "input")
+        Artefact.open(str(tmp_path), "input")

@@ -17,16 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from tfdpsq import privacy
-from tfdpsq.data import (
-    BeirDirectory,
-    Pair,
-    build_pydocs,
-    io,
-    read_manifest,
-    read_synthetic,
-)
+from tfdpsq.data import BeirDirectory, Pair, build_pydocs, io
 from tfdpsq.data.beir import PairTable
-from tfdpsq.data.sets import PART_FILE
+from tfdpsq.data.sets import PART_FILE, read_manifest, read_synthetic
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import corpus, places, records
 from tfdpsq.run.frame.places import Privacy
@@ -121,10 +114,6 @@ class Artefact:
         return f"{stage['fingerprint']}/{stage['run']}"
 
 
-class Output(Artefact):
-    """Any finished stage."""
-
-
 class File(Artefact):
     """Any file or directory that somebody else made."""
 
@@ -196,17 +185,6 @@ class SyntheticSet(Artefact):
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns the manifest's."""
         return read_manifest(self.path)["fingerprint"]
-
-
-class Convertible(Artefact):
-    """Input of `convert`, opened as the kind that it is."""
-
-    wanted = "a T5, or what train_retriever wrote"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """Opens it as a retriever or a T5."""
-        return (Retriever if Retriever.is_at(path) else Generator).open(path, setting)
 
 
 class Corpus(Artefact):

@@ -32,6 +32,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from tfdpsq import validation
 from tfdpsq.data import io
 from tfdpsq.validation import InputError
 
@@ -71,16 +72,8 @@ class Place:
         Raises:
           InputError: the path is empty, or a URL.
         """
-        text = os.fspath(path or "")
-        if not text.strip():
-            raise InputError("no workdir was given. Pass --workdir=DIRECTORY.")
-        if not io.is_local(text):
-            raise InputError(
-                f"workdir is {text}. Give a local path, or where that file system is "
-                "mounted."
-            )
-        place = pathlib.Path(os.path.abspath(text))
-        return cls(str(place), private_of(place))
+        place = validation.local_path("workdir", path or "")
+        return cls(place, private_of(pathlib.Path(place)))
 
     @property
     def name(self) -> str:

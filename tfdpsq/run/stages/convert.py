@@ -29,8 +29,8 @@ from tfdpsq.generator import checkpoints, ctranslate2_export
 from tfdpsq.generator.checkpoints import fast_tokenizer, sentence_encoder, weights
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.retriever import onnx_export
-from tfdpsq.run.frame import artefacts, settings
-from tfdpsq.run.frame.artefacts import MODEL, File, Retriever
+from tfdpsq.run.frame import settings
+from tfdpsq.run.frame.artefacts import MODEL, File, Generator, Retriever
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
@@ -53,7 +53,7 @@ class Convert(Stage):
     class Settings(settings.Settings):
         """Settings of `convert`."""
 
-        input: str = path(artefacts.Convertible)
+        input: str = path(Generator, help="or what train_retriever wrote")
         format: str = setting("huggingface", choices=(*_T5, *_RETRIEVER))
         vocabulary: str = path(
             File, "", when={"format": _T5}, help="in place of the input's"
@@ -67,7 +67,7 @@ class Convert(Stage):
 
     def check(self, s: Settings, given: Given) -> None:
         """Compares the format with the input and the dtype."""
-        formats = _RETRIEVER if isinstance(given["input"], Retriever) else _T5
+        formats = _RETRIEVER if Retriever.is_at(given["input"].path) else _T5
         validation.one_of(f"format of {s.input}", s.format, formats)
         dtypes = _DTYPES.get(s.format, ("float32",))
         validation.one_of(f"dtype of {s.format}", s.dtype, dtypes)

@@ -26,7 +26,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Output
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError, shown
@@ -68,7 +68,7 @@ class Finetune(training.Training):
         """Settings of `finetune`: the paper's values for a full-size T5."""
 
         histogram: str = path(
-            Output, "", help="of these pairs, whose cost counts within epsilon"
+            Artefact, "", help="of these pairs, whose cost counts within epsilon"
         )
         lora: Any = nested(LoraSettings)
         rematerialize: bool = setting(False, help="less memory, slower")

@@ -22,7 +22,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Output
+from tfdpsq.run.frame.artefacts import SET, Artefact, Corpus, Generator
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -54,7 +54,7 @@ class Synthesize(runner.ShardedStage):
             False, when={"documents": ("train",)}
         )
         histogram: str = path(
-            Output,
+            Artefact,
             "",
             when={"documents": ("corpus",)},
             help="as many queries as without, for documents like those asked for; the "
