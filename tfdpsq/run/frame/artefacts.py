@@ -31,7 +31,6 @@ MODEL = "model"  # that of a retriever
 ADAPTER_FILE = "adapter.npy"
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
-_REMEDY = "Restore it: it says what may be released"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
 
 
@@ -209,12 +208,7 @@ class Corpus(Artefact):
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns the SHA-256 of the documents."""
-        return corpus.scan(self.file).fingerprint
-
-    @property
-    def file(self) -> str:
-        """The file of the documents."""
-        return str(self.beir().corpus_file)
+        return corpus.scan(self.beir().corpus_file).fingerprint
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
@@ -331,7 +325,8 @@ def class_stated(path: str) -> Privacy:
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
         files = [folder / name for name in _STATING if (folder / name).is_file()]
-        words = [io.read_json(file, _REMEDY).get("guarantee") for file in files]
+        remedy = "Restore it: it says what may be released"
+        words = [io.read_json(file, remedy).get("guarantee") for file in files]
         if any(words):
             return max(Privacy[word.upper()] for word in words if word)
         if folder.name == places.PRIVATE and (folder / records.KEY_FILE).is_file():

@@ -97,14 +97,14 @@ class Parts:
                     yield document
 
 
-def scan(file: str) -> Scan:
+def scan(file: str | os.PathLike) -> Scan:
     """Reads a corpus, `.jsonl` or `.jsonl.gz`, once while the file does not change.
 
     Raises:
       DataError: a malformed line, an id that occurs twice, or no document.
     """
     found = os.stat(file)
-    return _scanned(file, found.st_size, found.st_mtime_ns)
+    return _scanned(os.fspath(file), found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2)

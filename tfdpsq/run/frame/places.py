@@ -73,7 +73,7 @@ class Place:
           InputError: the path is empty, or a URL.
         """
         place = validation.local_path("workdir", path or "")
-        return cls(place, private_of(pathlib.Path(place)))
+        return cls(place, _private_of(pathlib.Path(place)))
 
     @property
     def name(self) -> str:
@@ -126,15 +126,12 @@ class Place:
         )
 
 
-def private_of(place: pathlib.Path) -> pathlib.Path:
-    """Returns the private directory of an output; see the table above."""
-    parts = place.parts
-    if RELEASE in parts:
-        return pathlib.Path(*parts[: parts.index(RELEASE)]) / PRIVATE
-    if PRIVATE in parts[:-1]:
-        last = len(parts) - 1 - parts[::-1].index(PRIVATE)
-        return pathlib.Path(*parts[: last + 1])
-    return place.parent / PRIVATE
+def _private_of(place: pathlib.Path) -> pathlib.Path:
+    if RELEASE in place.parts:
+        return pathlib.Path(*place.parts[: place.parts.index(RELEASE)], PRIVATE)
+    # The nearest directory of this name above, or one beside the output.
+    found = (above for above in place.parents if above.name == PRIVATE)
+    return next(found, place.parent / PRIVATE)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ inputs, what it states of itself, and versions. A result is looked up by the
 fingerprint of all it depends on: settings without those of speed and without paths,
 and what the inputs hold.
 
-Durations and exact private counts depend on private data. They are in
-`private/records/NAME.json`, of all tries of a stage.
+Durations and exact private counts depend on private data: they are in
+`private/records/NAME.json`.
 """
 
 from __future__ import annotations
@@ -227,37 +227,21 @@ def read_private(place: Place) -> dict[str, Any]:
 def timed(place: Place) -> Iterator[dict[str, Any]]:
     """Records how long the block takes, as one more try of the stage.
 
-    A try that was killed counts to its last line in the log.
-
     Yields:
       Exact private counts to fill in.
     """
-    found = read_private(place)
-    now = time.time()
-    for before in found["tries"]:
-        if before["seconds"] is None:
-            times = [path.stat().st_mtime for path in place.logs.rglob("*")]
-            last = max([before["started"], *(t for t in times if t < now)])
-            before["seconds"] = round(last - before["started"], 2)
-    own = {"started": now, "seconds": None}
-    found["tries"].append(own)
-
-    def write() -> None:
-        with owner_only():
-            open_private(place.record.parent)
-            io.write_json(place.record, found)
-
-    write()
-    started = time.monotonic()
+    found, started = read_private(place), time.time()
     try:
         yield found["counts"]
     finally:
-        own["seconds"] = round(time.monotonic() - started, 2)
+        took = round(time.time() - started, 2)
+        found["tries"].append({"started": started, "seconds": took})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         found["peak_gib"] = round(max(found.get("peak_gib", 0.0), peak), 3)
-        write()
+        with owner_only():
+            io.write_json(open_private(place.record.parent) / place.record.name, found)
 
 
 def seconds(place: Place) -> float:
-    """Returns how long a stage took, all tries together."""
-    return sum(one["seconds"] or 0.0 for one in read_private(place)["tries"])
+    """Returns how long a stage took, all tries together that were not killed."""
+    return sum(one["seconds"] for one in read_private(place)["tries"])

@@ -48,12 +48,7 @@ class ShardWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The shards of a pass.
-
-    Attributes:
-      directory: where they are.
-      total: their number.
-    """
+    """The shards of a pass in a directory."""
 
     directory: str
     total: int
@@ -73,10 +68,9 @@ class Shards:
         """Returns the numbers of the shards that have to be made."""
         return [index for index in range(self.total) if self.mark(index) is None]
 
-    def paths(self, extension: str) -> Iterator[str]:
-        """Yields the file of every shard, in order."""
-        for index in range(self.total):
-            yield self.path(index, extension)
+    def paths(self, extension: str) -> list[str]:
+        """Returns the file of every shard, in order."""
+        return [self.path(index, extension) for index in range(self.total)]
 
     @contextlib.contextmanager
     def writing(self, index: int) -> Iterator[ShardWriter]:
@@ -98,9 +92,8 @@ def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
     size = getattr(c.settings, "shard_documents", None)
     _open(shards, {**c.depends, "shards": shards.total, "shard_documents": size})
     missing = shards.missing()
-    logging.info(
-        "%s: %d of %d shards to make", c.place.name, len(missing), shards.total
-    )
+    said = c.place.name, len(missing), shards.total
+    logging.info("%s: %d of %d shards to make", *said)
     if missing and c.beam is not None:
         remedy = "Apache Beam is not installed. Run: pip install 'tfdpsq[beam]'"
         validation.library("apache_beam", remedy)

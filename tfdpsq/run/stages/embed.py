@@ -80,7 +80,7 @@ class Embed(runner.ShardedStage):
         """Cuts the corpus, or the file of the queries."""
         s, only = c.settings, None
         if s.texts == DOCUMENTS:
-            file = c.given["corpus"].file
+            file = str(c.given["corpus"].beir().corpus_file)
         elif c.given["queries"].raw:
             beir = c.given["queries"].beir()
             beir.validate([s.split])

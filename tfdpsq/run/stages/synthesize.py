@@ -96,7 +96,7 @@ class Synthesize(runner.ShardedStage):
         """Cuts the corpus."""
         s = c.settings
         most = 0 if s.histogram else s.max_documents
-        scanned = corpus.scan(c.given["corpus"].file)
+        scanned = corpus.scan(c.given["corpus"].beir().corpus_file)
         return scanned.cut(s.shard_documents, most, self._only(c))
 
     def start(self, c: Context) -> shards.Make:
@@ -171,7 +171,7 @@ class Synthesize(runner.ShardedStage):
 
 def _rows(made: shards.Shards) -> Iterator[SyntheticQuery]:
     """Yields the queries of all shards in order, numbered."""
-    files = tf.data.TFRecordDataset(list(made.paths(_EXTENSION)))
+    files = tf.data.TFRecordDataset(made.paths(_EXTENSION))
     for number, data in enumerate(files.as_numpy_iterator()):
         yield dataclasses.replace(decode_query(data), query_id=f"genQ{number}")
 
