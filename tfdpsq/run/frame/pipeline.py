@@ -265,7 +265,7 @@ def _state(path: pathlib.Path, stage: str = "") -> State:
         line = record.get("line", "")
         return State(place.name, record["stage"], "done", line, took)
     process, paid = places.holder(place), runs.steps_paid(place)
-    shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
+    shards = len(list(place.partial.glob("shards/*/[0-9]*.json")))
     detail = [f"process {process}"] if process else []
     detail += [f"{paid} steps paid"] if paid else []
     detail += [f"{shards} shards"] if shards else []

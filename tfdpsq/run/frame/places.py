@@ -72,7 +72,7 @@ class Place:
         Raises:
           InputError: the path is empty, or a URL.
         """
-        place = validation.local_path("workdir", path or "")
+        place = validation.local_path("--workdir", path or "")
         return cls(place, _private_of(pathlib.Path(place)))
 
     @property
@@ -84,11 +84,6 @@ class Place:
     def partial(self) -> pathlib.Path:
         """Directory of what is not finished."""
         return self.private / "partial" / self.name
-
-    @property
-    def shards(self) -> str:
-        """Directory of the shards of a pass."""
-        return str(self.partial / "shards")
 
     @property
     def run(self) -> pathlib.Path:

@@ -1,10 +1,11 @@
 """Shards of a pass, in one directory; made in one process, or on Apache Beam.
 
-    pass.json          what the shards are of
-    00003.EXT          what shard 3 holds: a file, or several
-    00003.json         its mark, written last: {"count": rows, "result": {...}}
+    partial/NAME/shards/DIGEST/    of the settings and inputs of the pass
+        00003.EXT      what shard 3 holds: a file, or several
+        00003.json     its mark, written last: {"count": rows, "result": {...}}
 
 A shard is there if its mark is. A pass that is killed loses the shard it was making.
+With other settings it begins anew; those from before can go on until one has finished.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +22,6 @@ from tfdpsq import validation
 from tfdpsq.data import io
 from tfdpsq.run.frame import places, records, runner
 
-PASS_FILE = "pass.json"
 Make = Callable[[int, "ShardWriter"], None]
 
 
@@ -83,14 +82,11 @@ class Shards:
 
 
 def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
-    """Makes the missing shards of a pass; returns all.
-
-    Raises:
-      InputError: shards of another pass are there; or what the stage raises.
-    """
-    shards = Shards(c.place.shards, len(c.parts))
-    size = getattr(c.settings, "shard_documents", None)
-    _open(shards, {**c.depends, "shards": shards.total, "shard_documents": size})
+    """Makes the missing shards of a pass; returns all."""
+    total, size = len(c.parts), getattr(c.settings, "shard_documents", None)
+    made_of = {**c.depends, "shards": total, "shard_documents": size}
+    directory = c.place.partial / "shards" / records.digest(made_of)[:16]
+    shards = Shards(str(places.open_private(directory)), total)
     missing = shards.missing()
     said = c.place.name, len(missing), shards.total
     logging.info("%s: %d of %d shards to make", *said)
@@ -114,18 +110,3 @@ def make_one(make: Make, shards: Shards, index: int, place: places.Place) -> Non
             make(index, out)
         said = place.name, index, shards.total, out.count
         logging.info("%s: shard %d of %d: %d rows", *said)
-
-
-def _open(shards: Shards, depends: dict[str, Any]) -> None:
-    """Makes the directory, or takes up the shards that the same pass left there."""
-    directory = pathlib.Path(shards.directory)
-    if not any(directory.glob("[0-9]*.json")):
-        io.write_json(places.open_private(directory) / PASS_FILE, depends)
-        return
-    remedy = f"Remove {directory} to begin again"
-    changed = records.differences(io.read_json(directory / PASS_FILE, remedy), depends)
-    if changed:
-        raise validation.InputError(
-            f"{directory} holds shards of other settings or inputs ({changed}). Go on "
-            "with those, or remove it to begin again."
-        )

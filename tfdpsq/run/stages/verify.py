@@ -30,7 +30,6 @@ cannot be read, or no total is proved; 2 if the command or a ledger is wrong.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,16 +46,9 @@ from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import InputError
 
 _Log = tuple[str, list[budget.Run]]  # its name, or "", and runs on the same pairs
+_Found = tuple[Mapping[str, Any], list[str]]  # a certificate, and where it lies
 # The certificate itself, and what says that one is missing if there is none.
 _MARKED = {FILE_NAME, *(name.rpartition("/")[2] for name in certificates.MARKED)}
-
-
-@dataclasses.dataclass
-class _Found:
-    """A certificate, and where it lies."""
-
-    certificate: Mapping[str, Any]
-    places: list[str] = dataclasses.field(default_factory=list)
 
 
 def main(words: list[str]) -> tuple[int, str]:
@@ -97,23 +89,23 @@ def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
             f"{' '.join(given.paths)}: not all logs are named. Give each as "
             "NAME=DIRECTORY, one name for each log."
         )
-    read = [(name, one) for name, found in named.items() for one in found.values()]
+    read = [(name, *one) for name, found in named.items() for one in found.values()]
     if given.ledger and len(read) != 1:
         raise InputError(
             f"--ledger is given with {len(read)} certificates. Give that of its run."
         )
     lines, logs = [], list[_Log]()
     # Those that continue others state how several logs relate.
-    read.sort(key=lambda item: -len([*certificates.parents_of(item[1].certificate)]))
-    for name, one in read:
-        result = certificates.verify_certificate(one.certificate)
-        problems += [f"{one.places[0]}: {problem}" for problem in result.problems]
-        lines += one.places
+    read.sort(key=lambda item: -len([*certificates.parents_of(item[1])]))
+    for name, certificate, folders in read:
+        result = certificates.verify_certificate(certificate)
+        problems += [f"{folders[0]}: {problem}" for problem in result.problems]
+        lines += folders
         if not result.problems:
-            lines += _claims(one.certificate, result)
-            lines.append(_compared(one.certificate, given.ledger, problems))
-            if one.certificate["private"]:
-                _add(logs, name, certificates.runs_of(one.certificate))
+            lines += _claims(certificate, result)
+            lines.append(_compared(certificate, given.ledger, problems))
+            if certificate["private"]:
+                _add(logs, name, certificates.runs_of(certificate))
     return lines + (_totals(logs, given, problems) if len(read) > 1 else [])
 
 
@@ -129,13 +121,13 @@ def _read(path: str, found: dict[str, _Found], problems: list[str]) -> None:
             continue
         if certificate is None:
             continue
-        known = found.setdefault(str(certificate.get("digest")), _Found(certificate))
-        if known.places and certificate["private"] and not certificate.get("run_id"):
+        _, known = found.setdefault(str(certificate.get("digest")), (certificate, []))
+        if known and certificate["private"] and not certificate.get("run_id"):
             problems.append(
-                f"{known.places[0]} and {place} hold equal certificates without a run "
+                f"{known[0]} and {place} hold equal certificates without a run "
                 "id: two runs, or copies of one. Give one of them if they are copies."
             )
-        known.places += [place] if place not in known.places else []
+        known += [place] if place not in known else []
 
 
 def _places(path: str) -> Iterator[str]:
