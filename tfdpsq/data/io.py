@@ -2,8 +2,8 @@
 
 Everything is written under a temporary name next to its destination, flushed to the
 device and renamed: a reader never meets half a file, and a run that fails leaves
-nothing. A killed one leaves a `.NAME.<hex>.partial`, which nothing reads. Paths such
-as `gs://` go through `tf.io.gfile`; object stores write an object whole anyway.
+nothing. A killed one leaves a `.NAME.<hex>.partial`, which nothing reads. What is read
+may lie at a URL such as `gs://`, by `tf.io.gfile`.
 
 Errors of readers name file and line and never repeat the line, which may be a private
 query.
