@@ -169,7 +169,10 @@ def _write(options):
     """Writes the weights of `_ours` for CTranslate2."""
     import tensorflow as tf
 
-    from tfdpsq.generator import checkpoints, ctranslate2_export
+    # Before transformers 5, which says of every T5 that its head is tied.
+    from ctranslate2.converters import TransformersConverter
+
+    from tfdpsq.generator import checkpoints
 
     directory, dtype = options.write
     tf.keras.utils.set_random_seed(0)
@@ -177,7 +180,8 @@ def _write(options):
     vocabulary = checkpoints.vocabulary_in(checkpoints.locate("t5_tiny_pydocs"))
     with tempfile.TemporaryDirectory() as folder:
         model.save_to_huggingface(folder, vocabulary)
-        ctranslate2_export.save(directory, folder, dtype)
+        converter = TransformersConverter(folder)
+        converter.convert(directory, quantization=dtype, force=True)
     count = str(model.backbone.count_params())
     pathlib.Path(directory, "parameters").write_text(count)
 

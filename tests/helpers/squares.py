@@ -3,8 +3,6 @@
 import dataclasses
 import pathlib
 
-import tensorflow as tf
-
 from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.settings import setting
 from tfdpsq.validation import InputError
@@ -14,7 +12,6 @@ class Squares(runner.ShardedStage):
     """Squares numbers."""
 
     name = "squares"
-    anywhere = True
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -32,7 +29,7 @@ class Squares(runner.ShardedStage):
         def make(index, out):
             if c.settings.unlucky in c.parts[index]:
                 raise InputError(f"{c.settings.unlucky} is unlucky. Leave it out.")
-            with tf.io.gfile.GFile(out.path("txt"), "w") as file:
+            with open(out.path("txt"), "w") as file:
                 for number in c.parts[index]:
                     file.write(f"{number**2 + c.settings.add}\n")
                     out.count += 1
@@ -40,7 +37,7 @@ class Squares(runner.ShardedStage):
         return make
 
     def merge(self, c, shards):
-        texts = [tf.io.gfile.GFile(path).read() for path in shards.paths("txt")]
+        texts = [pathlib.Path(path).read_text() for path in shards.paths("txt")]
         pathlib.Path(c.out, "rows.txt").write_text("".join(texts))
         return {"sum": sum(map(int, "".join(texts).split()))}
 

@@ -437,11 +437,6 @@ Users who search every month are taken to be in one of the monthly logs alone.
 - return disjoint == "user" or unit != "user"
 + return True
 
-What the same workdir has released is left out of the total that `--budget` limits.
-@ run/frame/budget.py run/test_spending.py
-- (*([str(own)] if own.exists() else []), *self.released)
-+ self.released
-
 The certificate of a run that continues another states the cost of the last run alone.
 @ privacy/proof/certificate.py privacy/test_continuation.py
 - budget.compose(budget.sharing(self.runs()))
@@ -449,8 +444,8 @@ The certificate of a run that continues another states the cost of the last run 
 
 A run that was stopped for what its weights showed costs only the steps that it took.
 @ privacy/proof/budget.py privacy/test_budget.py
-- for run in _whole(runs)]
-+ for run in runs]
+- (run.plan, run.plan.spec.steps) for run in runs]
++ (run.plan, run.steps) for run in runs]
 """
 
 LEDGER_AND_RESUME = """

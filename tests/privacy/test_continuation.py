@@ -193,20 +193,6 @@ def test_parent_released_besides_costs_nothing_more(kinds):
         assert (found.runs, found.delta) == (2, 1e-5)
 
 
-def test_planned_continuation_counts_with_all_steps_of_both_runs():
-    released = verified_runs(_first(steps=1))  # why it stopped early is not known
-    apart, shared = (
-        budget.follow(make_plan(_SPECS[1]), _SPECS[1].steps, "p2", released, how)
-        for how in ("time", None)
-    )
-    total = budget.require_within(2.0, released, [apart])
-    assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:1]), rel=1e-3)
-    with pytest.raises(InputError, match="the budget is epsilon 2"):
-        budget.require_within(2.0, released, [shared])
-    total = budget.require_within(9.0, released, [shared])
-    assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:2]), rel=1e-3)
-
-
 def test_plan_within_leaves_what_was_released_before_its_share():
     """Of one ε for both, by the spec's accountant; little of it may be spent before."""
     small = dataclasses.replace(_BY_RDP, epsilon=0.3)

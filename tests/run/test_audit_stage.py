@@ -231,7 +231,7 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     _insert(base, "private/others", seed=9)
     with pytest.raises(InputError, match="was not trained on"):
         _audit(base, "private/x", canaries=str(base / "private" / "others"))
-    with pytest.raises(InputError, match="Give what canaries wrote"):
+    with pytest.raises(InputError, match="Give the output of a stage"):
         _audit(base, "private/x", canaries=str(base / "pairs"))
 
 

@@ -10,7 +10,6 @@ from tfdpsq.privacy.proof import budget as budgets
 from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.artefacts import SET
-from tfdpsq.run.frame.budget import Budget
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import finetune, synthesize, train_retriever, verify
 from tfdpsq.validation import InputError
@@ -31,15 +30,14 @@ class _Logs:
         }
         self.second = {how: self.continued(self.out[how], how) for how in self.out}
 
-    def generator(self, out, log="february", limit=None, **changes):
+    def generator(self, out, log="february", **changes):
         small = {"trained": ("*layer_norm*",), "steps": 2}  # a small graph
         usual = tiny.training(self.base, **small)
         made = settings.from_config(
             finetune.STAGE.Settings,
             {**usual, "pairs": str(self.base / log), **changes},
         )
-        budget = None if limit is None else Budget(limit)
-        runner.execute(finetune.STAGE, made, Place.of(out), budget=budget)
+        runner.execute(finetune.STAGE, made, Place.of(out))
         return read_certificate(out)
 
     def continued(self, out, how, **changes):
@@ -142,12 +140,3 @@ def test_same_pairs_are_not_declared_another_log(logs):
     with pytest.raises(InputError, match="do not tell the logs apart"):
         logs.continued(out, "time", log="pairs")
     assert not (logs.base / "jan/private/runs/again/ledger.jsonl").exists()
-
-
-def test_limit_counts_the_continued_run(logs):
-    out = logs.base / "limited" / "release" / "generator"
-    # Only the certificate of `init` tells of the first log.
-    limit = 0.99 * logs.second["composed"]["accounting"]["epsilon_pld"]
-    with pytest.raises(InputError, match="the budget is epsilon"):
-        logs.continued(out, "composed", limit=limit)
-    assert not out.exists()

@@ -24,7 +24,7 @@ from tfdpsq.validation import InputError
 class Shorter(runner.ShardedStage):
     """Keeps the queries of a set that have few words."""
 
-    name, kind = "shorter", SyntheticSet
+    name = "shorter"
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

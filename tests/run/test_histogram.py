@@ -227,7 +227,7 @@ def test_what_no_epsilon_would_cover_is_refused(base, tmp_path):
     for message, changes in {
         "earlier releases leave less than": {"epsilon": 1.0},
         "counts within a finite epsilon": {"epsilon": "inf"},
-        "Give what histogram wrote": {"histogram": str(base / "public")},
+        "Give the output of a stage": {"histogram": str(base / "public")},
         "was itself trained on private": {"init": generator},
     }.items():
         place = tmp_path / ("private" if "finite ep" in message else "release") / "no"

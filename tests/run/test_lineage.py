@@ -4,16 +4,15 @@ import json
 import shutil
 
 import pytest
-import tensorflow as tf
 from helpers import framed
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.frame import command, pipeline, settings
 from tfdpsq.run.frame.artefacts import (
     MARK_FILE,
+    Artefact,
     Corpus,
     Generator,
-    Output,
     Pairs,
     class_stated,
 )
@@ -89,13 +88,9 @@ def test_model_copied_without_its_certificate_is_known_as_derived(tmp_path):
 
 
 def test_documents_of_canaries_are_private_wherever_they_lie(tmp_path):
-    remote = f"ram://lineage/{tmp_path.name}"
-    for place in (str(tmp_path / "data"), remote):
-        tf.io.gfile.makedirs(place)
-        for name, text in (("corpus.jsonl", "{}"), (MARK_FILE, "")):
-            with tf.io.gfile.GFile(f"{place}/{name}", "w") as file:
-                file.write(text)
-        assert Corpus.open(place, "corpus").privacy == Privacy.PRIVATE
+    (tmp_path / "corpus.jsonl").write_text("{}")
+    (tmp_path / MARK_FILE).write_text("")
+    assert Corpus.open(str(tmp_path), "corpus").privacy == Privacy.PRIVATE
 
 
 @pytest.mark.parametrize("name", ["stage.json", "private.json", "manifest.json"])
@@ -110,4 +105,4 @@ def test_damaged_mark_is_not_taken_for_none(tmp_path, name):
 
 def test_input_of_another_kind_is_named(tmp_path):
     with pytest.raises(InputError, match="input is .*Give the output of a stage"):
-        Output.open(str(tmp_path), "input")
+        Artefact.open(str(tmp_path), "input")

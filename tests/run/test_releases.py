@@ -11,7 +11,7 @@ from helpers import framed, tiny
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.frame import places, records, runner, settings
-from tfdpsq.run.frame.artefacts import Output, class_stated
+from tfdpsq.run.frame.artefacts import Artefact, class_stated
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import prepare
 from tfdpsq.validation import DataError, InputError
@@ -27,7 +27,7 @@ class _Stage(runner.Stage):
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
-        input: str = settings.path(Output, "")
+        input: str = settings.path(Artefact, "")
 
     def __init__(self, privacy=Privacy.PUBLIC, *certificates, make=None):
         self._privacy, self._certificates, self._make = privacy, certificates, make
@@ -129,7 +129,7 @@ def test_class_follows_from_certificates_and_what_stages_state(tmp_path):
     audited = tmp_path / "private" / "audited"
     for path in (audited, audited / "part"):
         assert class_stated(str(path)) == Privacy.PRIVATE
-    assert Output.open(str(audited), "input").privacy == Privacy.PRIVATE
+    assert Artefact.open(str(audited), "input").privacy == Privacy.PRIVATE
 
 
 def test_private_output_without_a_certificate_is_never_read_as_public(tmp_path):

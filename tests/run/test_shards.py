@@ -2,11 +2,11 @@
 
 import contextlib
 import os
+import pathlib
 import resource
 import sys
 
 import pytest
-import tensorflow as tf
 from helpers import squares
 
 from tfdpsq.run.frame import runner
@@ -15,55 +15,43 @@ from tfdpsq.run.frame.shards import Shards
 from tfdpsq.validation import InputError
 
 
-@pytest.fixture(params=["local", "ram"])
-def directory(request, tmp_path):
-    """A directory of the disk, and of a file system that is none, as `gs://`."""
-    place = str(tmp_path / "pass")
-    if request.param == "ram":
-        place = f"ram:/{tmp_path}/p"
-    tf.io.gfile.makedirs(place)
-    return place
-
-
 def _make(made, index, number=50):
     with made.writing(index) as out:
-        with tf.io.gfile.GFile(out.path("txt"), "w") as file:
+        with open(out.path("txt"), "w") as file:
             file.write(f"shard {index}\n" * number)
         out.count = number
         out.result["largest"] = index
 
 
 def _content(made):
-    names = sorted(tf.io.gfile.listdir(made.directory))
     return {
-        name: tf.io.gfile.GFile(f"{made.directory}/{name}", "rb").read()
-        for name in names
+        file.name: file.read_bytes() for file in pathlib.Path(made.directory).iterdir()
     }
 
 
-def test_shards_are_the_same_files_in_any_order(directory):
-    made = Shards(directory, 3)
+def test_shards_are_the_same_files_in_any_order(tmp_path):
+    made = Shards(str(tmp_path), 3)
     for index in (2, 0):
         _make(made, index)
     assert made.missing() == [1] and made.mark(1) is None
     _make(made, 1)
     assert made.missing() == []
     assert made.mark(2) == {"count": 50, "result": {"largest": 2}}
-    assert list(made.paths("txt")) == [f"{directory}/0000{i}.txt" for i in range(3)]
+    assert list(made.paths("txt")) == [f"{tmp_path}/0000{i}.txt" for i in range(3)]
     before = _content(made)
     _make(made, 1)
     assert _content(made) == before
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_failed_write_leaves_the_shard_as_it_was(directory, again):
-    made = Shards(directory, 1)
+def test_failed_write_leaves_the_shard_as_it_was(tmp_path, again):
+    made = Shards(str(tmp_path), 1)
     if again:
         _make(made, 0)
     before = _content(made)
     with pytest.raises(KeyboardInterrupt):
         with made.writing(0) as out:
-            with tf.io.gfile.GFile(out.path("txt"), "w") as file:
+            with open(out.path("txt"), "w") as file:
                 file.write("half")
             raise KeyboardInterrupt
     assert _content(made) == before
@@ -76,7 +64,7 @@ def test_full_disk_keeps_finished_shards(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises((OSError, tf.errors.OpError, InputError)):
+        with pytest.raises(InputError, match="disk|File too large"):
             _make(made, 1, number=10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -109,15 +97,14 @@ def _killed(place, monkeypatch, at):
         _run(place)
 
 
-def test_shards_of_other_settings_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", [{"add": 1}, {"rows": 8}, {}])
+def test_shards_of_other_settings_are_not_used(tmp_path, monkeypatch, changes):
     place = Place.of(tmp_path / "squares")
     _killed(place, monkeypatch, at=2)
-    assert Shards(place.shards, 4).missing() == [2, 3]
-    with pytest.raises(InputError, match="settings.add: 0 there, 1 now"):
-        _run(place, add=1)
-    with pytest.raises(InputError, match="shards: 4 there, 2 now"):
-        _run(place, rows=8)
-    assert _run(place)["result"] == {"sum": sum(n * n for n in range(16))}
+    (directory,) = place.partial.glob("shards/*")
+    assert Shards(str(directory), 4).missing() == [2, 3]
+    total = sum(n * n for n in range(16)) + 16 * changes.get("add", 0)
+    assert _run(place, **changes)["result"] == {"sum": total}
     assert not place.partial.exists()
 
 
@@ -126,16 +113,6 @@ def test_pass_without_a_shard_yet_takes_other_settings(tmp_path):
     with pytest.raises(InputError, match="0 is unlucky"):
         _run(place, unlucky=0)
     assert _run(place)["result"]["sum"] == 1240
-
-
-def test_pass_may_write_to_another_file_system(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    place = Place.of(f"ram://work{tmp_path}/squares", anywhere=True)
-    _killed(place, monkeypatch, at=1)
-    assert Shards(place.shards, 4).missing() == [1, 2, 3]
-    record = _run(place)
-    assert record["result"]["sum"] == 1240 and _run(place) == record
-    assert not tf.io.gfile.exists(place.shards)
 
 
 def test_without_beam_the_command_says_what_to_install(tmp_path, monkeypatch):

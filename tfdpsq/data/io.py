@@ -2,8 +2,8 @@
 
 Everything is written under a temporary name next to its destination, flushed to the
 device and renamed: a reader never meets half a file, and a run that fails leaves
-nothing. A killed one leaves a `.NAME.<hex>.partial`, which nothing reads. Paths such
-as `gs://` go through `tf.io.gfile`; object stores write an object whole anyway.
+nothing. A killed one leaves a `.NAME.<hex>.partial`, which nothing reads. What is read
+may lie at a URL such as `gs://`, by `tf.io.gfile`.
 
 Errors of readers name file and line and never repeat the line, which may be a private
 query.
@@ -53,15 +53,15 @@ def open_binary(path: str | os.PathLike) -> BinaryIO:
     return gfile().GFile(path, "rb")
 
 
-def copy_tree(source: str, target: str, last: str = "") -> None:
-    """Copies a directory between file systems, the file named `last` at the end."""
+def copy_tree(source: str, target: str) -> None:
+    """Copies a directory between file systems."""
     source, target = source.rstrip("/"), target.rstrip("/")
     names = [
         f"{folder.rstrip('/')}/{name}"[len(source) + 1 :]
         for folder, _, inside in gfile().walk(source)
         for name in inside
     ]
-    for name in sorted(names, key=lambda name: (name == last, name)):
+    for name in names:
         gfile().makedirs(f"{target}/{name}".rpartition("/")[0])
         gfile().copy(f"{source}/{name}", f"{target}/{name}", overwrite=True)
 
@@ -196,15 +196,8 @@ def _renamed(target: Path, create: Callable[[Path], None]) -> Iterator[Path]:
 def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
     """Writes a file (text as UTF-8) that is seen either old or new, never between."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if is_local(path):
-        with atomic_file(path) as partial:
-            partial.write_bytes(data)
-    else:
-        folder, slash, name = os.fspath(path).rpartition("/")
-        partial_path = f"{folder}{slash}{partial_name(name)}"
-        with gfile().GFile(partial_path, "wb") as file:
-            file.write(data)
-        gfile().rename(partial_path, path, overwrite=True)
+    with atomic_file(path) as partial:
+        partial.write_bytes(data)
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

@@ -200,34 +200,9 @@ def _together(runs: Sequence[Run], delta: float | None) -> tuple[float, ...]:
             f"delta is {own!r}, at which epsilon is {pld:.3g}: truncating the batches "
             "uses it up, or a run is hardly private. Raise delta."
         )
-    planned = [(run.plan, run.steps) for run in _whole(runs)]
+    planned = [(run.plan, run.plan.spec.steps) for run in runs]
     each = [epsilon_of_runs([run], d, "pld") for run, d in zip(planned, deltas)]
     return own, pld, rdp, sum(each), sum(deltas)
-
-
-def _whole(runs: Sequence[Run]) -> list[Run]:
-    """The runs, as if all of their planned steps were taken."""
-    return [dataclasses.replace(run, steps=run.plan.spec.steps) for run in runs]
-
-
-def require_within(
-    budget: float, released: Sequence[Run], planned: Sequence[Run]
-) -> Total:
-    """Returns the total of all planned steps, before the first one of `planned`.
-
-    Raises:
-      InputError: ε by PLD would exceed the budget, or the runs cannot be composed.
-    """
-    released = _once(_whole(released))
-    total = compose(sharing([*released, *_whole(planned)]))
-    if total.epsilon_pld <= budget:
-        return total
-    before = compose(sharing(released)).epsilon_pld if released else 0.0
-    raise validation.InputError(
-        f"the budget is epsilon {budget:g}, of which {len(released)} earlier runs "
-        f"spent {before:.4g}; with {len(planned)} more it would be "
-        f"{total.epsilon_pld:.4g}. Nothing more was spent: lower epsilon or steps."
-    )
 
 
 def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:

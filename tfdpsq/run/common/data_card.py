@@ -28,16 +28,12 @@ _LIMITS = (
 )
 
 
-def write(
-    directory: str | os.PathLike,
-    manifest: Mapping[str, Any],
-    how_to_read: str = READ_SET,
-) -> None:
-    """Writes a set's card; `how_to_read` is code that reads it from `directory`."""
-    atomic_write(pathlib.Path(directory) / FILE_NAME, text(manifest, how_to_read))
+def write(directory: str | os.PathLike, manifest: Mapping[str, Any]) -> None:
+    """Writes a set's card."""
+    atomic_write(pathlib.Path(directory) / FILE_NAME, text(manifest))
 
 
-def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
+def text(manifest: Mapping[str, Any]) -> str:
     """Returns the card in Markdown; see `write`."""
     not_covered = (manifest.get("certificate") or {}).get("not_covered", ())
     parts = [
@@ -46,7 +42,7 @@ def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
         f"for ({manifest.get('documents', 0):,} documents), to train and to test "
         "search without the queries that people asked. `sample` numbers the queries of "
         "a document.",
-        f"```python\n{how_to_read}\n```",
+        f"```python\n{READ_SET}\n```",
         "## What is protected",
         *_protection(manifest),
         "## How it was made",

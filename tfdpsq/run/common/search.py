@@ -23,7 +23,7 @@ from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import ADAPTER_FILE, MODEL, System
 from tfdpsq.validation import InputError
 
-BM25, EMBEDDINGS = System.WORDS
+BM25, EMBEDDINGS = System.words
 Run = dict[str, dict[str, float]]
 Scope = Callable[[], contextlib.AbstractContextManager]
 

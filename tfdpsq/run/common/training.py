@@ -1,8 +1,8 @@
 """Shared by stages that train: settings, units, and a paid run.
 
 A private run is paid for in this order: the number of units is declared, the plan made,
-composed with the releases that it follows and with those that `--budget` counts, and
-the run's directory opened; then `privacy.train` pays for each step before it is taken.
+composed with the releases that it follows, and the run's directory opened; then
+`privacy.train` pays for each step before it is taken.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ class Training(Stage):
     """A stage that trains on `pairs`, under a guarantee where `epsilon` is finite."""
 
     strategies: ClassVar[tuple[str, ...]] = STRATEGIES
-    spends = True
 
     def covered(self, s: Any, given: Given) -> tuple[str, ...]:
         """A finite ε protects private pairs, and what was made of each by itself."""
@@ -160,11 +159,6 @@ class Training(Stage):
     def plan(self, c: Context) -> Planned:
         """Returns the settings of a run, with its steps, its units and its plan."""
         raise NotImplementedError
-
-    def planned_runs(self, c: Context) -> list[budget.Run]:
-        """See `Stage.planned_runs`."""
-        covered = self.covered(c.settings, c.given)
-        return runs_with(c, self.plan(c)[2]) if covered else []
 
     def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
         """Reports a training that diverged, once weights and certificate are kept."""
@@ -345,38 +339,24 @@ def _earlier(c: Context) -> tuple[Artefact | None, str | None]:
 
 
 def runs_of(artefact: Artefact) -> Sequence[budget.Run]:
-    """Returns the runs that an artefact's certificate counts, or its promise plans."""
-    if artefact.promised:
-        return artefact.runs
+    """Returns the runs that an artefact's certificate counts."""
     if artefact.certificate is None:
         raise InputError(f"{artefact.path} has no certificate. Leave it out.")
     return verified_runs(artefact.certificate, f"the certificate of {artefact.path}")
-
-
-def runs_with(c: Context, plan: privacy.PrivacyPlan) -> list[budget.Run]:
-    """Returns a run to its last step, and those that it follows.
-
-    Raises:
-      InputError: the earlier certificate does not hold, or both cannot be composed.
-    """
-    before, disjoint = _earlier(c)
-    earlier = [] if before is None else runs_of(before)
-    own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
-    return [dataclasses.replace(own, key=f"planned {c.place.name}"), *earlier]
 
 
 def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
     """Opens a run's directory, `c.place.run`, as `runs.open_run`.
 
     Raises:
-      InputError: it cannot be composed with the runs it follows, or the total would
-        exceed `--budget`; or what `runs.open_run` raises.
+      InputError: the certificate of the runs it follows does not hold, or they cannot
+        be composed; or what `runs.open_run` raises.
     """
-    found = runs_with(c, plan)
-    if len(found) > 1:
-        budget.compose(budget.sharing(found))
-    if c.budget is not None and not c.given["pairs"].facts.get("canaries"):
-        c.budget.require_within(c.place, found)
+    before, disjoint = _earlier(c)
+    if before is not None:
+        earlier = runs_of(before)
+        own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
+        budget.compose(budget.sharing([own, *earlier]))
     runs.open_run(c)
 
 

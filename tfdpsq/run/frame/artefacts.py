@@ -16,17 +16,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from tfdpsq import privacy, validation
-from tfdpsq.data import (
-    BeirDirectory,
-    Pair,
-    build_pydocs,
-    io,
-    read_manifest,
-    read_synthetic,
-)
+from tfdpsq import privacy
+from tfdpsq.data import BeirDirectory, Pair, build_pydocs, io
 from tfdpsq.data.beir import PairTable
-from tfdpsq.data.sets import PART_FILE
+from tfdpsq.data.sets import PART_FILE, read_manifest, read_synthetic
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import corpus, places, records
 from tfdpsq.run.frame.places import Privacy
@@ -38,7 +31,6 @@ MODEL = "model"  # that of a retriever
 ADAPTER_FILE = "adapter.npy"
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
-_REMEDY = "Restore it: it says what may be released"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
 
 
@@ -47,7 +39,7 @@ class Artefact:
     """An input: a stage's output, public data, or private pairs.
 
     Attributes:
-      path: where it is, as given.
+      path: where it is, or one of `words`.
       privacy: its class; of raw private pairs PRIVATE.
       certificate: of what private queries it was made from; `None` for public content,
         raw pairs and promises.
@@ -55,9 +47,9 @@ class Artefact:
       origin: tells its guarantee from others: a digest, or the promising step; "" for
         none.
       promised: whether it has yet to be made.
-      runs: the private runs that a promise plans to pay for.
       wanted: the kind in words, for errors.
       files: names of which one is there where the kind is; "" is the path itself.
+      words: what stands for public content instead of a path.
     """
 
     path: str
@@ -66,10 +58,10 @@ class Artefact:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origin: str = ""
     promised: bool = False
-    runs: tuple = ()
 
     wanted: ClassVar[str] = "the output of a stage"
     files: ClassVar[tuple[str, ...]] = (records.STAGE_FILE,)
+    words: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def open(cls, path: str, setting: str) -> Artefact:
@@ -79,6 +71,8 @@ class Artefact:
           InputError: there is no artefact of this kind.
           DataError: its record or certificate is damaged.
         """
+        if path in cls.words:
+            return cls(path, Privacy.PUBLIC)
         if not cls.is_at(path):
             raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
         above = path.removesuffix(f"/{SET}")  # whose record is that of a set, too
@@ -111,26 +105,12 @@ class Artefact:
         Args:
           private: the directory of the key, for private pairs.
         """
+        if self.path in self.words:
+            return self.path
         stage = records.read_stage(self.path)
         if stage is None:
             return f"files:{_digest_of_files(self.path)}"
         return f"{stage['fingerprint']}/{stage['run']}"
-
-
-class Output(Artefact):
-    """Any finished stage."""
-
-
-class Canaries(Artefact):
-    """Output of `canaries`."""
-
-    wanted = "what canaries wrote"
-
-
-class Histogram(Artefact):
-    """Output of `histogram`."""
-
-    wanted = "what histogram wrote"
 
 
 class File(Artefact):
@@ -157,26 +137,14 @@ class Retriever(Artefact):
     """Output of `train_retriever`."""
 
     wanted = "what train_retriever wrote"
-    files: ClassVar[tuple[str, ...]] = (MODEL,)
+    files = (MODEL,)
 
 
-class System(Retriever):
+class System(Artefact):
     """A system of `evaluate`: BM25, a retriever, an adapter, or embeddings."""
 
     wanted = "'bm25', 'embeddings', or what train_retriever or train_adapter wrote"
-    files = (MODEL, ADAPTER_FILE)
-    WORDS = ("bm25", "embeddings")
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """Opens it as any; a word is public."""
-        if path in cls.WORDS:
-            return cls(path, Privacy.PUBLIC)
-        return super().open(path, setting)
-
-    def fingerprint(self, private: pathlib.Path) -> str:
-        """Returns the word, or the fingerprint of what was trained."""
-        return self.path if self.path in self.WORDS else super().fingerprint(private)
+    files, words = (MODEL, ADAPTER_FILE), ("bm25", "embeddings")
 
 
 class Embeddings(Artefact):
@@ -218,19 +186,6 @@ class SyntheticSet(Artefact):
         return read_manifest(self.path)["fingerprint"]
 
 
-class Convertible(Artefact):
-    """Input of `convert`, opened as the kind that it is."""
-
-    wanted = "a T5, what train_retriever wrote, or a set of queries"
-
-    @classmethod
-    def open(cls, path: str, setting: str) -> Artefact:
-        """Opens it as a set, a retriever or a T5."""
-        if SyntheticSet.is_at(path) or SyntheticSet.is_at(f"{path}/{SET}"):
-            return SyntheticSet.open(path, setting)
-        return (Retriever if Retriever.is_at(path) else Generator).open(path, setting)
-
-
 class Corpus(Artefact):
     """Documents of a BEIR directory, which are public."""
 
@@ -240,9 +195,7 @@ class Corpus(Artefact):
     def open(cls, path: str, setting: str) -> Artefact:
         """Opens a directory that has documents; only those of canaries are private."""
         _require_beir(path, setting)
-        is_local = path == PYDOCS or io.is_local(path)
-        exists = os.path.isfile if is_local else io.gfile().exists
-        marked = exists(f"{path}/{MARK_FILE}")
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE if marked else Privacy.PUBLIC)
 
     @classmethod
@@ -255,14 +208,7 @@ class Corpus(Artefact):
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns the SHA-256 of the documents."""
-        return corpus.scan(self.file).fingerprint
-
-    @property
-    def file(self) -> str:
-        """The file of the documents."""
-        if io.is_local(self.path):
-            return str(self.beir().corpus_file)
-        return _remote_corpus(self.path)
+        return corpus.scan(self.beir().corpus_file).fingerprint
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
@@ -300,7 +246,7 @@ class Pairs(Artefact):
             found = SyntheticSet.open(path, setting)
             return cls(path, found.privacy, found.certificate, {}, found.origin)
         _require_beir(path, setting)
-        marked = (pathlib.Path(path) / MARK_FILE).is_file()
+        marked = os.path.isfile(f"{path}/{MARK_FILE}")
         return cls(path, Privacy.PRIVATE, None, {"raw": True, "canaries": marked})
 
     @property
@@ -374,12 +320,13 @@ def class_stated(path: str) -> Privacy:
     The nearest directory that states one decides: the path, or one above it. What lies
     in the private directory of a workdir is private, whatever it is.
     """
-    if path == PYDOCS or not io.is_local(path):
+    if path == PYDOCS:
         return Privacy.PUBLIC
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
         files = [folder / name for name in _STATING if (folder / name).is_file()]
-        words = [io.read_json(file, _REMEDY).get("guarantee") for file in files]
+        remedy = "Restore it: it says what may be released"
+        words = [io.read_json(file, remedy).get("guarantee") for file in files]
         if any(words):
             return max(Privacy[word.upper()] for word in words if word)
         if folder.name == places.PRIVATE and (folder / records.KEY_FILE).is_file():
@@ -397,8 +344,8 @@ def open_beir(path: str) -> BeirDirectory:
 
 def _require_beir(path: str, setting: str) -> None:
     """Refuses what is no BEIR directory; its content is validated where it is read."""
-    if path == PYDOCS or not io.is_local(path):
-        return  # a remote one is looked for when it is read
+    if path == PYDOCS:
+        return
     folder = pathlib.Path(path)
     if any((above / PART_FILE).is_file() for above in (folder, *folder.parents[:2])):
         raise InputError(
@@ -406,18 +353,10 @@ def _require_beir(path: str, setting: str) -> None:
             "whose certificate says what it cost."
         )
     if not any((folder / name).is_file() for name in corpus.FILES):
-        hint = " Run `tfdpsq import` on a log first." if folder.exists() else ""
         raise InputError(
-            f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}."
-            f"{hint}"
+            f"{setting} is {path!r}, which has no corpus.jsonl. Give {Corpus.wanted}; "
+            "`tfdpsq import` makes one of a log."
         )
-
-
-def _remote_corpus(path: str) -> str:
-    for file in (f"{path.rstrip('/')}/{name}" for name in corpus.FILES):
-        if io.gfile().exists(file):
-            return file
-    raise validation.DataError(path, "has no corpus.jsonl", "Give a BEIR directory")
 
 
 def _beir_in(path: str) -> list[str]:

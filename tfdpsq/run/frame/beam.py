@@ -73,7 +73,7 @@ def run(
         | "Spread" >> apache_beam.Reshuffle()
         | "Make"
         >> apache_beam.ParDo(
-            MakeShardFn(stage, dataclasses.replace(c, devices=None, budget=None), made)
+            MakeShardFn(stage, dataclasses.replace(c, devices=None), made)
         )
     )
     try:

@@ -128,14 +128,13 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     )
     rest = _parse(own, words)
     s = settings.from_config(made.Settings, holder.value)
-    place = places.Place.of(own["workdir"].value, made.anywhere)
-    budget = _budget(own)
+    place = places.Place.of(own["workdir"].value)
     with _devices(own) as devices:
         if isinstance(made, pipeline.Job):
-            said = pipeline.run(made, s, pathlib.Path(place.path), devices, budget)
+            said = pipeline.run(made, s, pathlib.Path(place.path), devices)
         else:
             beam = tuple(rest) if "beam" in own and own["beam"].value else None
-            record = runner.execute(made, s, place, devices, budget, beam)
+            record = runner.execute(made, s, place, devices, beam)
             said = f"{place.path}: {record.get('line') or 'finished'}"
         process.finished()
         process.say(f"{said}\n" if said else "")
@@ -152,11 +151,6 @@ def _define_flags(own: flags.FlagValues, made: Any) -> None:
         flags.DEFINE_string("tpu", "", text, **define)
         text = "For --strategy=mirrored: number of devices; 0 for all GPUs."
         flags.DEFINE_integer("replicas", 0, text, 0, **define)
-    if made.spends:
-        text = "Most epsilon of all releases: in release/ and in each --released."
-        flags.DEFINE_float("budget", None, text, **define)
-        text = "A directory of earlier releases from the same pairs."
-        flags.DEFINE_multi_string("released", [], text, **define)
     if made.sharded:
         text = "Run on Apache Beam's workers; other flags go to Beam."
         flags.DEFINE_boolean("beam", False, text, **define)
@@ -253,20 +247,6 @@ def _devices(own: flags.FlagValues) -> Iterator[Any]:
     with devices.opened(*(own[n].value for n in ("strategy", "tpu", "replicas"))) as of:
         of.notice.listen()
         yield of
-
-
-def _budget(own: flags.FlagValues) -> Any:
-    """Returns the limit of the flags; `None` for none."""
-    if "budget" not in own:
-        return None
-    limit, released = own["budget"].value, own["released"].value
-    if limit is None:
-        if released:
-            raise InputError("--released counts against --budget. Give that, too.")
-        return None
-    from tfdpsq.run.frame.budget import Budget
-
-    return Budget(limit, tuple(released))
 
 
 # -- Errors ----------------------------------------------------------------------------

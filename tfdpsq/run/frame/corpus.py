@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Iterator
 
-from tfdpsq.data import io
 from tfdpsq.data.beir import locate_documents
 from tfdpsq.data.texts import Document, documents_fingerprint
 
@@ -98,24 +97,14 @@ class Parts:
                     yield document
 
 
-def scan(file: str) -> Scan:
-    """Reads a corpus, once while its file does not change.
-
-    Args:
-      file: `.jsonl` or `.jsonl.gz`, on any file system.
+def scan(file: str | os.PathLike) -> Scan:
+    """Reads a corpus, `.jsonl` or `.jsonl.gz`, once while the file does not change.
 
     Raises:
       DataError: a malformed line, an id that occurs twice, or no document.
     """
-    return _scanned(file, *_state(file))
-
-
-def _state(file: str) -> tuple[int, int]:
-    if io.is_local(file):
-        found = os.stat(file)
-        return found.st_size, found.st_mtime_ns
-    found = io.gfile().stat(file)
-    return found.length, found.mtime_nsec
+    found = os.stat(file)
+    return _scanned(os.fspath(file), found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2)

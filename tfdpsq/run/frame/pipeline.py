@@ -59,7 +59,6 @@ class Job(runner.Command):
     """A command that runs a list of steps in one workdir."""
 
     strategies = ("default", "mirrored", "tpu")
-    spends = True
 
     def steps(self, s: Any, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps; refuses settings that do not fit each other."""
@@ -77,7 +76,6 @@ def run(
     s: settings.Settings,
     workdir: pathlib.Path,
     devices: Any = None,
-    budget: Any = None,
 ) -> Any:
     """Runs a job, or the rest of it; returns what its `finish` does.
 
@@ -87,11 +85,11 @@ def run(
     """
     place = Place.of(workdir / places.PRIVATE / job.name)
     with places.locked(place):
-        planned = plan(job.steps(s, workdir), workdir, devices, budget)
+        planned = plan(job.steps(s, workdir), workdir)
         write_list(job, s, planned, workdir)
         job.start(s, workdir)
         for each in planned:
-            runner.execute(each.step.stage, each.settings, each.place, devices, budget)
+            runner.execute(each.step.stage, each.settings, each.place, devices)
             if devices is not None:
                 devices.notice.end_if_asked()
             if "tensorflow" in sys.modules:
@@ -134,19 +132,13 @@ class Steps(list):
         return StepOutput(name)
 
 
-def plan(
-    steps: Sequence[Step],
-    workdir: pathlib.Path,
-    devices: Any = None,
-    budget: Any = None,
-) -> list[Planned]:
+def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:
     """Checks all steps, on promises of those before; returns them with their places.
 
     Raises:
-      InputError: what a step refuses; a finished step, or one that has paid, that was
-        made with other settings; or all steps together would exceed the budget.
+      InputError: what a step refuses; or a finished step, or one that has paid, that
+        was made with other settings.
     """
-    spent: dict[str, Any] = {}
     promises: dict[str, Artefact] = {}
     places_of: dict[str, str] = {}
     planned = []
@@ -169,34 +161,12 @@ def plan(
             own = step.name if privacy == Privacy.CERTIFIED else ""
             origin = next(filter(None, origins), own)
             facts = step.stage.facts(s, given)
-            found = (
-                () if budget is None else _runs(step.stage, s, given, place, devices)
-            )
-            spent.update({run.key: run for run in found})
             promises[place.path] = Artefact(
-                place.path, privacy, None, facts, origin, True, found
+                place.path, privacy, None, facts, origin, True
             )
         places_of[step.name] = place.path
         planned.append(Planned(step, place, privacy, s))
-    if spent:
-        budget.require_within(planned[0].place, list(spent.values()))
     return planned
-
-
-def _runs(
-    stage: runner.Stage, s: Any, given: runner.Given, place: Place, devices: Any
-) -> tuple[Any, ...]:
-    """Returns the runs that a step plans; none of pairs that are not there yet."""
-    pairs = given.get("pairs")
-    if not stage.spends or pairs is None or pairs.promised:
-        return ()
-    if pairs.facts.get("canaries"):  # never released
-        return ()
-    with places.owner_only():
-        inputs = {"pairs": pairs.fingerprint(place.private)}
-        c = runner.Context(s, given, place, Privacy.CERTIFIED, inputs)
-        c = dataclasses.replace(c, devices=devices or runner.Devices())
-        return tuple(stage.planned_runs(c))
 
 
 def _with_paths(value: Any, places_of: Mapping[str, str]) -> Any:
@@ -295,7 +265,7 @@ def _state(path: pathlib.Path, stage: str = "") -> State:
         line = record.get("line", "")
         return State(place.name, record["stage"], "done", line, took)
     process, paid = places.holder(place), runs.steps_paid(place)
-    shards = len(list(pathlib.Path(place.shards).glob("[0-9]*.json")))
+    shards = len(list(place.partial.glob("shards/*/[0-9]*.json")))
     detail = [f"process {process}"] if process else []
     detail += [f"{paid} steps paid"] if paid else []
     detail += [f"{shards} shards"] if shards else []

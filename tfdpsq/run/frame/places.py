@@ -19,8 +19,7 @@
     private/private_reads.jsonl, private/fingerprint.key
 
 Released files have constant times: real ones would show how long the private stages
-before them took. Nobody is kept from linking or moving files by hand; see the threat
-model in README.
+before them took.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ import enum
 import fcntl
 import os
 import pathlib
-import time
 from collections.abc import Iterator
 
+from tfdpsq import validation
 from tfdpsq.data import io
 from tfdpsq.validation import InputError
 
@@ -41,7 +40,6 @@ RELEASE, PRIVATE = "release", "private"
 # 1980-01-01, the first day that a zip file can state; 2037-01-01, as Linux does not
 # update an access time in the future (relatime).
 _MODIFIED, _ACCESSED = 315_532_800, 2_114_380_800
-_LOCK_SECONDS = 1.0  # `status` holds a lock for a moment
 
 
 class Privacy(enum.IntEnum):
@@ -60,7 +58,7 @@ class Place:
     """The place of an output.
 
     Attributes:
-      path: an absolute local path, or a URL that TensorFlow knows, such as gs://.
+      path: an absolute path.
       private: the directory of what must not be released with it.
     """
 
@@ -68,36 +66,14 @@ class Place:
     private: pathlib.Path
 
     @classmethod
-    def of(cls, path: str | os.PathLike | None, anywhere: bool = False) -> Place:
-        """Returns the place of a path.
-
-        Args:
-          path: what `--workdir` says.
-          anywhere: whether the stage also writes to other file systems; its private
-            directory is then below the current one.
+    def of(cls, path: str | os.PathLike | None) -> Place:
+        """Returns the place of a path, which `--workdir` says.
 
         Raises:
-          InputError: the path is empty, a file, or elsewhere.
+          InputError: the path is empty, or a URL.
         """
-        text = os.fspath(path or "")
-        if not text.strip():
-            raise InputError("no workdir was given. Pass --workdir=DIRECTORY.")
-        if not io.is_local(text):
-            if not anywhere:
-                raise InputError(
-                    f"workdir is {text}; this stage writes to this machine only. Give "
-                    "a local path, or where that file system is mounted."
-                )
-            return cls(text.rstrip("/"), pathlib.Path.cwd() / PRIVATE)
-        place = pathlib.Path(os.path.abspath(text))
-        for above in (place, *place.parents):
-            if above.exists():
-                if not above.is_dir():
-                    raise InputError(
-                        f"workdir is {text}, but {above} is a file. Give a directory."
-                    )
-                break
-        return cls(str(place), private_of(place))
+        place = validation.local_path("--workdir", path or "")
+        return cls(place, _private_of(pathlib.Path(place)))
 
     @property
     def name(self) -> str:
@@ -105,21 +81,9 @@ class Place:
         return self.path.rpartition("/")[2]
 
     @property
-    def is_local(self) -> bool:
-        """Whether it is on this machine."""
-        return io.is_local(self.path)
-
-    @property
     def partial(self) -> pathlib.Path:
         """Directory of what is not finished."""
         return self.private / "partial" / self.name
-
-    @property
-    def shards(self) -> str:
-        """Directory of the shards of a pass; for a URL next to the output."""
-        if self.is_local:
-            return str(self.partial / "shards")
-        return f"{self.path.rpartition('/')[0]}/.{self.name}.shards"
 
     @property
     def run(self) -> pathlib.Path:
@@ -157,15 +121,12 @@ class Place:
         )
 
 
-def private_of(place: pathlib.Path) -> pathlib.Path:
-    """Returns the private directory of an output; see the table above."""
-    parts = place.parts
-    if RELEASE in parts:
-        return pathlib.Path(*parts[: parts.index(RELEASE)]) / PRIVATE
-    if PRIVATE in parts[:-1]:
-        last = len(parts) - 1 - parts[::-1].index(PRIVATE)
-        return pathlib.Path(*parts[: last + 1])
-    return place.parent / PRIVATE
+def _private_of(place: pathlib.Path) -> pathlib.Path:
+    if RELEASE in place.parts:
+        return pathlib.Path(*place.parts[: place.parts.index(RELEASE)], PRIVATE)
+    # The nearest directory of this name above, or one beside the output.
+    found = (above for above in place.parents if above.name == PRIVATE)
+    return next(found, place.parent / PRIVATE)
 
 
 @contextlib.contextmanager
@@ -180,24 +141,19 @@ def owner_only() -> Iterator[None]:
 
 def open_private(directory: pathlib.Path) -> pathlib.Path:
     """Makes a private directory, 0700, and takes the rights of others from it."""
-    for above in reversed(directory.parents):
-        if PRIVATE not in above.parts:
-            above.mkdir(exist_ok=True)
-    with io.explained(directory, any_error=True), owner_only():
-        directory.mkdir(parents=True, exist_ok=True)
+    with io.explained(directory, any_error=True):
+        for above in reversed(directory.parents):
+            if PRIVATE not in above.parts:
+                above.mkdir(exist_ok=True)
+        with owner_only():
+            directory.mkdir(parents=True, exist_ok=True)
         if directory.name == PRIVATE:
             directory.chmod(0o700)
     return directory
 
 
 def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
-    """Sets the modes and times of a class on a directory, before it is renamed.
-
-    Args:
-      path: the directory.
-      privacy: its class.
-      umask: that of the process, for what is not private.
-    """
+    """Sets the modes and times of a class on a directory; `umask` is the process's."""
     outside = 0o077 if privacy == Privacy.PRIVATE else umask
     for each in [*sorted(path.rglob("*"), reverse=True), path]:  # directories last
         each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
@@ -206,16 +162,11 @@ def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
 
 
 def settle(place: str) -> None:
-    """Resets the times of the directories above an output, up to `release` itself.
-
-    Renaming anything there changes them.
-    """
-    parts = place.split("/")
-    if not io.is_local(place) or RELEASE not in parts:
-        return
-    for end in range(parts.index(RELEASE) + 1, len(parts)):
-        with contextlib.suppress(OSError):  # missing, or another user's
-            os.utime("/".join(parts[:end]), (_ACCESSED, _MODIFIED))
+    """Resets the times, which renaming changed, of directories from `release` down."""
+    for above in pathlib.PurePath(place).parents:
+        if RELEASE in above.parts:
+            with contextlib.suppress(OSError):  # missing, or another user's
+                os.utime(above, (_ACCESSED, _MODIFIED))
 
 
 @contextlib.contextmanager
@@ -230,19 +181,13 @@ def locked(place: Place) -> Iterator[None]:
         place.lock.parent.mkdir(exist_ok=True)
         file = open(place.lock, "a+")
     with file:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(0.05)
-                    continue
-                raise InputError(
-                    f"{place.path} is being made by process {_holder(place.lock)}. "
-                    "Wait until it ends, or stop it."
-                ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{place.path} is being made by process {place.lock.read_text()}. "
+                "Wait until it ends, or stop it."
+            ) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -257,9 +202,5 @@ def holder(place: Place) -> str:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _holder(place.lock)
+            return file.read() or "?"
     return ""
-
-
-def _holder(lock: pathlib.Path) -> str:
-    return lock.read_text() or "?"

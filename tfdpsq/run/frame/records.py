@@ -5,8 +5,8 @@ inputs, what it states of itself, and versions. A result is looked up by the
 fingerprint of all it depends on: settings without those of speed and without paths,
 and what the inputs hold.
 
-Durations and exact private counts depend on private data. They are in
-`private/records/NAME.json`, of all tries of a stage.
+Durations and exact private counts depend on private data: they are in
+`private/records/NAME.json`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,10 @@ from tfdpsq.run.frame.places import Place, Privacy, open_private, owner_only
 STAGE_FILE = "stage.json"
 FORMAT = "tfdpsq-stage/1"
 KEY_FILE = "fingerprint.key"
-_KEYED = "keyed:"
 _REMEDY = "Restore it, or move its directory away to make it again."
 _PACKAGES = (
-    "tensorflow",
-    "tensorflow-text",
-    "tensorflow-privacy",
-    "dp-accounting",
-    "keras-nlp",
-    "tensorflow-datasets",
-    "tensorflow-recommenders",
-    "scann",
-    "sacrebleu",
-    "pytrec-eval-terrier",
-    "numpy",
+    "tensorflow tensorflow-text tensorflow-privacy tensorflow-recommenders scann "
+    "tensorflow-datasets dp-accounting keras-nlp sacrebleu pytrec-eval-terrier numpy"
 )
 
 
@@ -68,9 +58,8 @@ def read_stage(directory: str | os.PathLike) -> dict[str, Any] | None:
     Raises:
       DataError: it is damaged, or of version 0.x.
     """
-    path = f"{os.fspath(directory).rstrip('/')}/{STAGE_FILE}"
-    present = os.path.isfile if io.is_local(path) else io.gfile().exists
-    if not present(path):
+    path = os.path.join(directory, STAGE_FILE)
+    if not os.path.isfile(path):
         return None
     found = io.read_json(path, _REMEDY)
     if found.get("format") != FORMAT:
@@ -90,9 +79,6 @@ def write_stage(
       **entries: "guarantee", the privacy class; "settings", all of them; "facts";
         "result".
     """
-    path, mark = directory / certificates.FILE_NAME, {}
-    if path.is_file():
-        mark = {certificates.MARK: certificates.load_certificate(path)["digest"]}
     record = {
         "format": FORMAT,
         "stage": depends["stage"],
@@ -101,8 +87,10 @@ def write_stage(
         "run": secrets.token_hex(8),
         "versions": versions(),
         **entries,
-        **mark,
     }
+    path = directory / certificates.FILE_NAME
+    if path.is_file():
+        record[certificates.MARK] = certificates.load_certificate(path)["digest"]
     io.write_json(directory / STAGE_FILE, record)
     return record
 
@@ -116,31 +104,32 @@ def finished(place: str, depends: Mapping[str, Any]) -> dict[str, Any] | None:
     found = read_stage(place)
     if found is None or found["fingerprint"] == digest(depends):
         return found
-    changed = "; ".join(differences(found["depends"], dict(depends)))
     raise validation.InputError(
-        f"{place} is finished, but was made with other settings or inputs ({changed}). "
-        "Use another directory, or move this one away to make it again."
+        f"{place} is finished, but was made with other settings or inputs "
+        f"({differences(found['depends'], depends)}). Use another directory, or move "
+        "this one away to make it again."
     )
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Lists up to five paths at which two JSON values differ, each with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+def differences(old: Any, new: Any) -> str:
+    """Returns up to five paths at which JSON values differ, each with both values."""
+    return "; ".join(list(_differences(old, new))[:5])
+
+
+def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
             path = f"{where}.{key}" if where else key
-            found += differences(old.get(key), new.get(key), path)
-        return found[:5]
+            yield from _differences(old.get(key), new.get(key), path)
     # Compared as JSON: a tuple equals the list it was written as.
-    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
-        return []
-    return [f"{where}: {validation.shown(old)} there, {validation.shown(new)} now"]
+    elif json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True):
+        yield f"{where}: {validation.shown(old)} there, {validation.shown(new)} now"
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of what numbers depend on."""
     found = {"tfdpsq": tfdpsq.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
@@ -163,26 +152,17 @@ def write_certificate(
 
 
 def require_class(directory: pathlib.Path, stated: Privacy, place: str) -> None:
-    """Compares the certificates of an output with the class that was stated for it.
-
-    Raises:
-      InputError: they disagree, which is a bug of the stage.
-    """
+    """Refuses an output whose certificates disagree with the class stated for it."""
     if stated == Privacy.PRIVATE:
         return
-    found = {
-        certificates.load_certificate(path)["digest"]: path.parent
-        for path in sorted(directory.rglob(certificates.FILE_NAME))
-    }
-    classes = [
-        class_of_certificate(privacy.read_certificate(p)) for p in found.values()
-    ]
-    wanted = [Privacy.CERTIFIED] if stated == Privacy.CERTIFIED else []
-    if classes != wanted:
+    files = directory.rglob(certificates.FILE_NAME)
+    read = [privacy.read_certificate(file.parent) for file in files]
+    found = {one["digest"]: class_of_certificate(one).word for one in read if one}
+    words = list(found.values())  # copies of one count once
+    if words != [stated.word] * (stated == Privacy.CERTIFIED):
         raise validation.InputError(
-            f"{place} was to be {stated.word}, but its certificates say "
-            f"{[each.word for each in classes]}. Nothing was written; please report "
-            "this."
+            f"{place} was to be {stated.word}, but its certificates say {words}. "
+            "Please report this."
         )
 
 
@@ -214,15 +194,14 @@ def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
     The key is made on first use, and never leaves the private directory.
 
     Raises:
-      DataError: the key is damaged; or it is missing, and a run has paid for data that
-        it tells from others.
+      DataError: the key is damaged; or it is missing, and a run has paid for data.
     """
     path = open_private(private) / KEY_FILE
     if not path.is_file():
         for ledger in sorted((private / "runs").glob(f"*/{LEDGER}")):
             if privacy.read_ledger(ledger).steps_paid:
                 problem = f"is missing, but steps are paid in {ledger}"
-                raise validation.DataError(path, problem, "Restore it from a backup.")
+                raise validation.DataError(path, problem, "Restore it.")
         with owner_only():
             own = private / f".{KEY_FILE}.{os.getpid()}"
             io.atomic_write(own, secrets.token_hex(32))
@@ -232,9 +211,9 @@ def keyed_fingerprint(fingerprint: str, private: pathlib.Path) -> str:
     key = path.read_text().strip()
     if not re.fullmatch("[0-9a-f]{64}", key):
         problem = "does not hold a key of 64 hexadecimal digits"
-        raise validation.DataError(path, problem, "Restore it from a backup.")
+        raise validation.DataError(path, problem, "Restore it.")
     made = hmac.new(bytes.fromhex(key), fingerprint.encode(), hashlib.sha256)
-    return _KEYED + made.hexdigest()
+    return f"keyed:{made.hexdigest()}"
 
 
 def read_private(place: Place) -> dict[str, Any]:
@@ -248,40 +227,21 @@ def read_private(place: Place) -> dict[str, Any]:
 def timed(place: Place) -> Iterator[dict[str, Any]]:
     """Records how long the block takes, as one more try of the stage.
 
-    A try that was killed counts to its last line in the log.
-
     Yields:
       Exact private counts to fill in.
     """
-    found = read_private(place)
-    now = time.time()
-    for before in found["tries"]:
-        if before["seconds"] is None:
-            times = [path.stat().st_mtime for path in place.logs.rglob("*")]
-            last = max([before["started"], *(t for t in times if t < now)])
-            before["seconds"] = round(last - before["started"], 2)
-    own = {"started": now, "seconds": None}
-    found["tries"].append(own)
-
-    def write() -> None:
-        with owner_only():
-            open_private(place.record.parent)
-            io.write_json(place.record, found)
-
-    write()
-    started = time.monotonic()
+    found, started = read_private(place), time.time()
     try:
         yield found["counts"]
     finally:
-        own["seconds"] = round(time.monotonic() - started, 2)
-        usage = map(
-            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        peak = max(each.ru_maxrss for each in usage) / 2**20
+        took = round(time.time() - started, 2)
+        found["tries"].append({"started": started, "seconds": took})
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         found["peak_gib"] = round(max(found.get("peak_gib", 0.0), peak), 3)
-        write()
+        with owner_only():
+            io.write_json(open_private(place.record.parent) / place.record.name, found)
 
 
 def seconds(place: Place) -> float:
-    """Returns how long a stage took, all tries together."""
-    return sum(one["seconds"] or 0.0 for one in read_private(place)["tries"])
+    """Returns how long a stage took, all tries together that were not killed."""
+    return sum(one["seconds"] for one in read_private(place)["tries"])

@@ -31,7 +31,7 @@ from absl import logging
 from tfdpsq.data import io
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import places, records, settings
-from tfdpsq.run.frame.artefacts import Artefact, Output
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.devices import Devices, worker_errors
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
@@ -94,7 +94,6 @@ class Context:
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
-      budget: the limit of `--budget`; `None` for none.
       beam: flags of Apache Beam, whose workers make shards; `None` for this process.
       parts: the parts of a pass.
     """
@@ -108,7 +107,6 @@ class Context:
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: Devices | None = None
-    budget: Any = None
     beam: tuple[str, ...] | None = None
     parts: Any = ()
 
@@ -129,16 +127,12 @@ class Command:
       name: of the command.
       Settings: the dataclass of its settings.
       strategies: values of `--strategy` it works under.
-      spends: whether it may train on private pairs with a guarantee (`--budget`).
-      anywhere: whether the output may be on another file system.
       sharded: whether it is a pass over shards (`--beam`).
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[settings.Settings]]
     strategies: ClassVar[tuple[str, ...]] = ("default",)
-    spends: ClassVar[bool] = False
-    anywhere: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
 
     def config(self, **changes: Any) -> Any:
@@ -152,11 +146,8 @@ class Stage(Command):
     """One step of the work: what it takes, what it makes, how.
 
     A subclass is complete with `name`, `Settings` and `run`. All methods but `run` look
-    at settings and artefacts alone, so they also work on promises. `kind` is what its
-    output is, for stages that take it.
+    at settings and artefacts alone, so they also work on promises.
     """
-
-    kind: ClassVar[type[Artefact]] = Output
 
     def check(self, s: Any, given: Given) -> None:
         """Refuses settings and inputs that do not fit each other."""
@@ -200,14 +191,6 @@ class Stage(Command):
     def also(self, c: Context) -> dict[str, str]:
         """Returns fingerprints of what it depends on besides settings and inputs."""
         return {}
-
-    def planned_runs(self, c: Context) -> list[Any]:
-        """Returns the private runs (`budget.Run`) to pay for, and those they follow.
-
-        For `--budget`, before anything is paid. Other inputs than the pairs can be
-        promises, with runs of their own (`Artefact.runs`).
-        """
-        return []
 
     def run(self, c: Context) -> dict[str, Any]:
         """Fills `c.out`; returns what `stage.json` records."""
@@ -294,7 +277,6 @@ def execute(
     s: settings.Settings,
     place: Place,
     devices: Devices | None = None,
-    budget: Any = None,
     beam: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
     """Runs a stage, unless its output is finished; returns the output's record.
@@ -305,7 +287,6 @@ def execute(
       place: where the output goes.
       devices: what models run on; `None` for one device. Of several workers only the
         chief writes there; the others have a place that is removed.
-      budget: limit on what all releases together may spend; `None` for none.
       beam: flags of Apache Beam, whose workers make shards; `None` for this process.
 
     Raises:
@@ -314,16 +295,16 @@ def execute(
     """
     devices = devices or Devices()
     if not devices.several_workers:
-        return _executed(stage, s, place, devices, budget, beam)
+        return _executed(stage, s, place, devices, beam)
     with worker_errors():
         finished = devices.chiefs(os.path.isfile(f"{place.path}/{records.STAGE_FILE}"))
         if devices.chief:
-            record = _executed(stage, s, place, devices, budget, beam)
+            record = _executed(stage, s, place, devices, beam)
         elif finished:
             return {"result": {}}
         else:
             with scratch(place, devices.worker) as own:
-                record = _executed(stage, s, own, devices, None, beam)
+                record = _executed(stage, s, own, devices, beam)
         if not finished:
             devices.chiefs(True)  # so that a failure of one is noticed by all
     return record
@@ -334,7 +315,6 @@ def _executed(
     s: settings.Settings,
     place: Place,
     devices: Devices,
-    budget: Any,
     beam: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     """Runs a stage in this process."""
@@ -346,7 +326,7 @@ def _executed(
     os.umask(umask)
     with places.locked(place), places.owner_only():
         inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
-        c = Context(s, given, place, privacy, inputs, devices=devices, budget=budget)
+        c = Context(s, given, place, privacy, inputs, devices=devices)
         inputs = {**inputs, **stage.also(c)}
         own = settings.identity(s)
         depends = {"stage": stage.name, "settings": own, "inputs": inputs}
@@ -355,10 +335,11 @@ def _executed(
         if record is not None:
             logging.info("%s: finished before, not made again", place.name)
         else:
-            if place.is_local and os.path.isdir(place.path) and os.listdir(place.path):
+            path = pathlib.Path(place.path)
+            if path.is_file() or (path.is_dir() and any(path.iterdir())):
                 raise InputError(
-                    f"{place.path} is not empty, and holds no {records.STAGE_FILE}. "
-                    "Use another --workdir."
+                    f"{place.path} is a file, or not empty and without "
+                    f"{records.STAGE_FILE}. Use another --workdir."
                 )
             strict = getattr(s, "strict", False)
             for what, where in stage.reads(s, given):
@@ -404,9 +385,6 @@ def _appear(out: pathlib.Path, place: Place, privacy: Privacy, umask: int) -> No
     for folder, _, names in os.walk(out):
         for name in (*names, ""):
             io.flush(os.path.join(folder, name))
-    if not place.is_local:
-        io.copy_tree(str(out), place.path, last=records.STAGE_FILE)
-        return
     above = pathlib.Path(place.path).parent
     if privacy == Privacy.PRIVATE:
         places.open_private(above)
@@ -426,8 +404,6 @@ def _clean(place: Place) -> None:
         privacy.discard_state(place.run)
         shutil.rmtree(place.run / "backup", ignore_errors=True)
     shutil.rmtree(place.partial, ignore_errors=True)
-    if not place.is_local and io.gfile().exists(place.shards):
-        io.gfile().rmtree(place.shards)
     places.settle(place.path)
 
 

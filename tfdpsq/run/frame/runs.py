@@ -53,7 +53,7 @@ def require_same_run(place: Place, depends: dict) -> None:
             "another name for this output."
         )
     if records.digest(found["depends"]) != records.digest(depends):
-        changed = "; ".join(records.differences(found["depends"], depends))
+        changed = records.differences(found["depends"], depends)
         raise validation.InputError(
             f"{place.run} has paid {paid} steps with other settings or inputs "
             f"({changed}). Go on with those, or use another --workdir: a new run "

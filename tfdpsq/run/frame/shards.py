@@ -1,27 +1,27 @@
 """Shards of a pass, in one directory; made in one process, or on Apache Beam.
 
-    pass.json          what the shards are of
-    00003.EXT          what shard 3 holds: a file, or several
-    00003.json         its mark, written last: {"count": rows, "result": {...}}
+    partial/NAME/shards/DIGEST/    of the settings and inputs of the pass
+        00003.EXT      what shard 3 holds: a file, or several
+        00003.json     its mark, written last: {"count": rows, "result": {...}}
 
 A shard is there if its mark is. A pass that is killed loses the shard it was making.
+With other settings it begins anew; those from before can go on until one has finished.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.data import io
 from tfdpsq.run.frame import places, records, runner
 
-PASS_FILE = "pass.json"
 Make = Callable[[int, "ShardWriter"], None]
 
 
@@ -31,30 +31,23 @@ class ShardWriter:
     Attributes:
       count: rows in it; to be set by its maker.
       result: what else is to be known of it, JSON values.
-      partials: extension -> the file that is written.
     """
 
-    def __init__(self, final: str):
+    def __init__(self, final: str, files: contextlib.ExitStack):
         """Takes the path of the shard's files, without their extension."""
         self.count = 0
         self.result: dict[str, Any] = {}
-        self.partials: dict[str, str] = {}
-        self._final = final
+        self._final, self._files = final, files
 
     def path(self, extension: str) -> str:
-        """Returns a file to write, by whatever takes the paths of `tf.io.gfile`."""
-        folder, _, name = f"{self._final}.{extension}".rpartition("/")
-        return self.partials.setdefault(extension, f"{folder}/{io.partial_name(name)}")
+        """Returns a file to write; it is renamed when the shard is whole."""
+        file = io.atomic_file(f"{self._final}.{extension}")
+        return str(self._files.enter_context(file))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """The shards of a pass.
-
-    Attributes:
-      directory: where they are, on any file system that TensorFlow knows.
-      total: their number.
-    """
+    """The shards of a pass in a directory."""
 
     directory: str
     total: int
@@ -66,7 +59,7 @@ class Shards:
     def mark(self, index: int) -> dict[str, Any] | None:
         """Returns the mark of a shard; `None` if it has to be made."""
         path = self.path(index, "json")
-        if not io.gfile().exists(path):
+        if not os.path.exists(path):
             return None
         return io.read_json(path, "Remove it, and the shard is made again")
 
@@ -74,44 +67,29 @@ class Shards:
         """Returns the numbers of the shards that have to be made."""
         return [index for index in range(self.total) if self.mark(index) is None]
 
-    def paths(self, extension: str) -> Iterator[str]:
-        """Yields the file of every shard, in order."""
-        for index in range(self.total):
-            yield self.path(index, extension)
+    def paths(self, extension: str) -> list[str]:
+        """Returns the file of every shard, in order."""
+        return [self.path(index, extension) for index in range(self.total)]
 
     @contextlib.contextmanager
     def writing(self, index: int) -> Iterator[ShardWriter]:
         """Makes a shard: its files first, its mark last, each renamed when whole."""
-        writer = ShardWriter(f"{self.directory}/{index:05d}")
-        try:
+        with contextlib.ExitStack() as files:
+            writer = ShardWriter(f"{self.directory}/{index:05d}", files)
             yield writer
-            for extension, partial in writer.partials.items():
-                if io.is_local(partial):
-                    io.flush(partial)
-                final = self.path(index, extension)
-                io.gfile().rename(partial, final, overwrite=True)
-            mark = {"count": writer.count, "result": writer.result}
-            io.write_json(self.path(index, "json"), mark)
-        except BaseException:
-            for partial in writer.partials.values():
-                with contextlib.suppress(tf.errors.OpError):
-                    io.gfile().remove(partial)
-            raise
+        mark = {"count": writer.count, "result": writer.result}
+        io.write_json(self.path(index, "json"), mark)
 
 
 def make_all(stage: runner.ShardedStage, c: runner.Context) -> Shards:
-    """Makes the missing shards of a pass; returns all.
-
-    Raises:
-      InputError: shards of another pass are there; or what the stage raises.
-    """
-    shards = Shards(c.place.shards, len(c.parts))
-    size = getattr(c.settings, "shard_documents", None)
-    _open(shards, {**c.depends, "shards": shards.total, "shard_documents": size})
+    """Makes the missing shards of a pass; returns all."""
+    total, size = len(c.parts), getattr(c.settings, "shard_documents", None)
+    made_of = {**c.depends, "shards": total, "shard_documents": size}
+    directory = c.place.partial / "shards" / records.digest(made_of)[:16]
+    shards = Shards(str(places.open_private(directory)), total)
     missing = shards.missing()
-    logging.info(
-        "%s: %d of %d shards to make", c.place.name, len(missing), shards.total
-    )
+    said = c.place.name, len(missing), shards.total
+    logging.info("%s: %d of %d shards to make", *said)
     if missing and c.beam is not None:
         remedy = "Apache Beam is not installed. Run: pip install 'tfdpsq[beam]'"
         validation.library("apache_beam", remedy)
@@ -132,19 +110,3 @@ def make_one(make: Make, shards: Shards, index: int, place: places.Place) -> Non
             make(index, out)
         said = place.name, index, shards.total, out.count
         logging.info("%s: shard %d of %d: %d rows", *said)
-
-
-def _open(shards: Shards, depends: dict[str, Any]) -> None:
-    """Makes the directory, or takes up the shards that the same pass left there."""
-    path = f"{shards.directory}/{PASS_FILE}"
-    if io.gfile().glob(f"{shards.directory}/[0-9]*.json"):
-        found = io.read_json(path, f"Remove {shards.directory} to begin again")
-        changed = "; ".join(records.differences(found, depends))
-        if changed:
-            raise validation.InputError(
-                f"{shards.directory} holds shards of other settings or inputs "
-                f"({changed}). Go on with those, or remove it to begin again."
-            )
-        return
-    io.gfile().makedirs(shards.directory)
-    io.write_json(path, depends)

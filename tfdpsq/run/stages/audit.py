@@ -36,7 +36,7 @@ from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, TopP
 from tfdpsq.run.common import attacks, canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Canaries, Generator, Pairs, SyntheticSet
+from tfdpsq.run.frame.artefacts import Artefact, Generator, Pairs, SyntheticSet
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
@@ -60,7 +60,7 @@ class Audit(Stage):
     class Settings(settings.Settings):
         """Settings of `audit`."""
 
-        canaries: str = path(Canaries)
+        canaries: str = path(Artefact)
         generator: str = path(Generator)
         synthetic: str = path(SyntheticSet, "")
         samples_per_document: int = setting(

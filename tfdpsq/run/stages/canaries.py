@@ -39,7 +39,7 @@ from tfdpsq.data.texts import Document
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.canary_set import DATA, ID_PREFIX, Canary
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Canaries, Pairs
+from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError
@@ -52,7 +52,6 @@ class InsertCanaries(Stage):
     """Inserts canaries into private pairs."""
 
     name = "canaries"
-    kind = Canaries
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

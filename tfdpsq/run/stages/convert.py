@@ -1,51 +1,42 @@
-"""Convert a T5, a retriever or a set of queries to formats of several libraries.
+"""Convert a T5 or a retriever to formats of several libraries.
 
     tfdpsq convert --workdir=OUT --config.input=DIR --config.format=keras
 
-| input                        | formats                         |
-|------------------------------|---------------------------------|
-| a T5                         | huggingface, keras, ctranslate2 |
-| an output of train_retriever | sentence-transformers, onnx     |
-| a set of queries             | parquet                         |
+| input                        | formats                     |
+|------------------------------|-----------------------------|
+| a T5                         | huggingface, keras          |
+| an output of train_retriever | sentence-transformers, onnx |
 
 A T5 is in any format that `checkpoints.open_checkpoint` reads, such as T5X, or the name
 or URL of one. The output has the input's vocabulary and its certificate, if there is
-one: a generator stays as private as it was. `ctranslate2` and `onnx` need the extras of
-these names, and have an int8 form. The towers of a retriever for sentence-transformers
-must be shared; texts are cut at the larger of its two lengths.
+one. `onnx` needs the extra of this name, and has an int8 form. The towers of a
+retriever for sentence-transformers must be shared; texts are cut at the larger of its
+two lengths.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import shutil
-import tempfile
 from typing import Any
 
-from tfdpsq import retriever
-from tfdpsq.data import Tokenizer, io, read_manifest, read_synthetic, write_synthetic
-from tfdpsq.data.sets import PARQUET, READ_PARQUET
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer, io
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator import checkpoints, ctranslate2_export
+from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import fast_tokenizer, sentence_encoder, weights
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.retriever import onnx_export
-from tfdpsq.run.common import data_card
-from tfdpsq.run.frame import artefacts, settings
-from tfdpsq.run.frame.artefacts import MODEL, SET, File, Retriever, SyntheticSet
+from tfdpsq.run.frame import settings
+from tfdpsq.run.frame.artefacts import MODEL, File, Generator, Retriever
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
-_T5 = ("huggingface", "keras", "ctranslate2")
+_T5 = ("huggingface", "keras")
 _RETRIEVER = ("sentence-transformers", "onnx")
-_DTYPES = {
-    "huggingface": weights.DTYPES,
-    "ctranslate2": ctranslate2_export.DTYPES,
-    "onnx": onnx_export.DTYPES,
-}
+_DTYPES = {"huggingface": weights.DTYPES, "onnx": onnx_export.DTYPES}
 
 
 class Convert(Stage):
@@ -57,8 +48,8 @@ class Convert(Stage):
     class Settings(settings.Settings):
         """Settings of `convert`."""
 
-        input: str = path(artefacts.Convertible)
-        format: str = setting("huggingface", choices=(*_T5, *_RETRIEVER, PARQUET))
+        input: str = path(Generator, help="or what train_retriever wrote")
+        format: str = setting("huggingface", choices=(*_T5, *_RETRIEVER))
         vocabulary: str = path(
             File, "", when={"format": _T5}, help="in place of the input's"
         )
@@ -68,35 +59,19 @@ class Convert(Stage):
             when={"format": tuple(_DTYPES)},
             help="of the weights",
         )
-        encoder_only: bool = setting(False, when={"format": ("huggingface",)})
 
     def check(self, s: Settings, given: Given) -> None:
         """Compares the format with the input and the dtype."""
-        source = given["input"]
-        formats: tuple[str, ...] = _T5
-        if isinstance(source, (Retriever, SyntheticSet)):
-            formats = _RETRIEVER if isinstance(source, Retriever) else (PARQUET,)
-        if s.format not in formats:
-            raise InputError(
-                f"format is {s.format!r}, but {s.input} has no such form. Give one of "
-                f"{', '.join(formats)}, or another input; see --help."
-            )
-        if s.dtype not in _DTYPES.get(s.format, ("float32",)):
-            raise InputError(
-                f"dtype is {s.dtype!r}, which {s.format} has not. Give one of "
-                f"{', '.join(_DTYPES[s.format])}."
-            )
+        formats = _RETRIEVER if Retriever.is_at(given["input"].path) else _T5
+        validation.one_of(f"format of {s.input}", s.format, formats)
+        dtypes = _DTYPES.get(s.format, ("float32",))
+        validation.one_of(f"dtype of {s.format}", s.dtype, dtypes)
 
     def run(self, c: Context) -> dict[str, Any]:
         """Reads and writes."""
         source = pathlib.Path(c.given["input"].path)
-        if c.settings.format in _T5:
-            about = _write_t5(c, source)
-        elif c.settings.format in _RETRIEVER:
-            about = _write_retriever(c, source)
-        else:
-            about = _write_set(c, source)
-        return {"format": c.settings.format, "about": about}
+        write = _write_t5 if c.settings.format in _T5 else _write_retriever
+        return {"format": c.settings.format, "about": write(c, source)}
 
     def line(self, result: Any) -> str:
         """The formats and where they are."""
@@ -105,22 +80,9 @@ class Convert(Stage):
 
 def _write_t5(c: Context, source: pathlib.Path) -> str:
     s, given = c.settings, c.given["vocabulary"]
-    config, model = checkpoints.load(source, encoder_only=s.encoder_only)
-    found = checkpoints.vocabulary_in(source)
-    vocabulary = given.path if given else found
-    if s.format != "ctranslate2":
-        checkpoints.save(
-            c.out, config, model, s.format, s.dtype, vocabulary, s.encoder_only
-        )
-    elif vocabulary is None or model.soft_prompt is not None:
-        raise InputError(
-            f"{source} has no vocabulary, or a soft prompt, which CTranslate2 cannot "
-            "run. Give a SentencePiece model as vocabulary, or use huggingface."
-        )
-    else:
-        with tempfile.TemporaryDirectory(dir=c.out) as folder:
-            checkpoints.save(folder, config, model, vocabulary=vocabulary)
-            ctranslate2_export.save(c.out, folder, s.dtype)
+    config, model = checkpoints.load(source)
+    vocabulary = given.path if given else checkpoints.vocabulary_in(source)
+    checkpoints.save(c.out, config, model, s.format, s.dtype, vocabulary)
     if (source / PREPROCESSOR_FILE).is_file():
         shutil.copyfile(source / PREPROCESSOR_FILE, c.out / PREPROCESSOR_FILE)
     pieces = Tokenizer(vocabulary).vocabulary_size if vocabulary else "no"
@@ -137,8 +99,7 @@ def _write_retriever(c: Context, source: pathlib.Path) -> str:
         onnx_export.save(c.out, model, c.settings.dtype)
         fast_tokenizer.save(c.out, tokenizer.model)
         (c.out / VOCABULARY_FILE).write_bytes(tokenizer.model)
-        names = ("query_length", "document_length")
-        lengths = {name: getattr(config, name) for name in names}
+        lengths = {n: getattr(config, n) for n in ("query_length", "document_length")}
         io.write_json(c.out / "config.json", lengths)
     elif config.shared:
         encoder = tower.get_layer("t5_encoder")
@@ -150,25 +111,10 @@ def _write_retriever(c: Context, source: pathlib.Path) -> str:
         sentence_encoder.save(c.out, config.pooling, projection, length)
     else:
         raise InputError(
-            f"{source} has a tower for queries and one for documents; "
-            "sentence-transformers has one encoder for both. Train with shared=True, "
-            "or convert it to onnx."
+            f"{source} has two towers; sentence-transformers has one encoder for both. "
+            "Train with shared=True, or convert it to onnx."
         )
     return f"T5 {config.t5.version} encoder, {model.count_params():,} parameters"
-
-
-def _write_set(c: Context, source: pathlib.Path) -> str:
-    made = read_manifest(source)
-    manifest = write_synthetic(
-        c.out / SET,
-        read_synthetic(os.fspath(source)),
-        made["provenance"],
-        made["certificate"],
-        guarantee=c.privacy.word,
-        form=PARQUET,
-    )
-    data_card.write(c.out / SET, manifest, READ_PARQUET)
-    return f"{manifest['count']:,} queries"
 
 
 STAGE = Convert()

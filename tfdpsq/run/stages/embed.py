@@ -16,12 +16,11 @@ word, and no ε covers it: the output is private.
 from __future__ import annotations
 
 import dataclasses
-import io
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
@@ -30,7 +29,7 @@ from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.frame import corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
+from tfdpsq.run.frame.artefacts import MODEL, Corpus, Pairs, Retriever
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -44,9 +43,7 @@ class Embed(runner.ShardedStage):
     """Embeds texts shard by shard."""
 
     name = "embed"
-    kind = Embeddings
     strategies = ("default", "mirrored", "tpu")
-    anywhere = True
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -83,7 +80,7 @@ class Embed(runner.ShardedStage):
         """Cuts the corpus, or the file of the queries."""
         s, only = c.settings, None
         if s.texts == DOCUMENTS:
-            file = c.given["corpus"].file
+            file = str(c.given["corpus"].beir().corpus_file)
         elif c.given["queries"].raw:
             beir = c.given["queries"].beir()
             beir.validate([s.split])
@@ -104,14 +101,12 @@ class Embed(runner.ShardedStage):
                 c.place.logs, s.texts, index, parts.size(index), parts.first(index)
             ) as count:
                 chunks = list(embedder.chunks(texts, done=count))
-            archive = io.BytesIO()  # NumPy needs a file that can seek
-            if chunks:
-                ids = np.concatenate([names for names, _ in chunks])
-                vectors = np.concatenate([vectors for _, vectors in chunks])
-                np.savez(archive, ids=ids, vectors=vectors)
-                out.count = len(ids)
-            with tf.io.gfile.GFile(out.path(_EXTENSION), "wb") as file:
-                file.write(archive.getvalue())
+            with open(out.path(_EXTENSION), "wb") as file:
+                if chunks:
+                    ids = np.concatenate([names for names, _ in chunks])
+                    vectors = np.concatenate([vectors for _, vectors in chunks])
+                    np.savez(file, ids=ids, vectors=vectors)
+                    out.count = len(ids)
 
         return make
 
@@ -124,10 +119,8 @@ class Embed(runner.ShardedStage):
 
         def chunks() -> Iterator[tuple[list[str], np.ndarray]]:
             for shard in made.paths(_EXTENSION):
-                with tf.io.gfile.GFile(shard, "rb") as file:
-                    archive = file.read()
-                if archive:
-                    arrays = np.load(io.BytesIO(archive))
+                if os.path.getsize(shard):
+                    arrays = np.load(shard)
                     yield arrays["ids"].tolist(), arrays["vectors"]
 
         store = retriever.VectorStore.write(

@@ -45,7 +45,6 @@ class Filter(Stage):
     """Drops queries of a set."""
 
     name = "filter"
-    kind = SyntheticSet
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

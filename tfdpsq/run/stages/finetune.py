@@ -26,7 +26,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Generator, Histogram
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError, shown
@@ -61,14 +61,14 @@ class LoraSettings(settings.Settings):
 class Finetune(training.Training):
     """Trains a T5 to write queries."""
 
-    name, kind = "finetune", Generator
+    name = "finetune"
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.ModelSettings):
         """Settings of `finetune`: the paper's values for a full-size T5."""
 
         histogram: str = path(
-            Histogram, "", help="of these pairs, whose cost counts within epsilon"
+            Artefact, "", help="of these pairs, whose cost counts within epsilon"
         )
         lora: Any = nested(LoraSettings)
         rematerialize: bool = setting(False, help="less memory, slower")

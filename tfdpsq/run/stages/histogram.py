@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdpsq import privacy
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import documents, training
-from tfdpsq.run.frame import artefacts, corpus, records, settings
+from tfdpsq.run.frame import corpus, records, settings
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import setting
 from tfdpsq.validation import InputError
@@ -47,7 +47,7 @@ _OF_USERS = (
 class Histogram(training.Training):
     """Releases noisy counts of private queries."""
 
-    name, kind, strategies = "histogram", artefacts.Histogram, ("default",)
+    name, strategies = "histogram", ("default",)
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.UnitSettings):

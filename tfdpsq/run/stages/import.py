@@ -37,7 +37,6 @@ from absl import logging
 from tfdpsq.data import importing, tables
 from tfdpsq.run.common.text_corpus import Table
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
@@ -89,7 +88,6 @@ class Import(Stage):
     """Makes a BEIR directory of private pairs from a log."""
 
     name = "import"
-    kind = Pairs
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

@@ -22,7 +22,7 @@ from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.common import data_card
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet
+from tfdpsq.run.frame.artefacts import SET, Corpus
 from tfdpsq.run.frame.runner import Context, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError
@@ -34,7 +34,6 @@ class Prepare(Stage):
     """Learns a vocabulary, and cuts pairs, from documents."""
 
     name = "prepare"
-    kind = SyntheticSet
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

@@ -43,7 +43,7 @@ CURVE_FILE = "pretraining.json"
 class Pretrain(Stage):
     """Trains a T5 on pseudo-queries of public documents."""
 
-    name, kind = "pretrain", Generator
+    name = "pretrain"
     strategies = training.STRATEGIES
 
     @dataclasses.dataclass(frozen=True)

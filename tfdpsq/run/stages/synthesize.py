@@ -22,7 +22,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import SET, Corpus, Generator, Histogram, SyntheticSet
+from tfdpsq.run.frame.artefacts import SET, Artefact, Corpus, Generator
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -35,9 +35,7 @@ class Synthesize(runner.ShardedStage):
     """Writes queries for public documents; post-processing costs no ε."""
 
     name = "synthesize"
-    kind = SyntheticSet
     strategies = ("default", "mirrored", "tpu")
-    anywhere = True
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):
@@ -56,7 +54,7 @@ class Synthesize(runner.ShardedStage):
             False, when={"documents": ("train",)}
         )
         histogram: str = path(
-            Histogram,
+            Artefact,
             "",
             when={"documents": ("corpus",)},
             help="as many queries as without, for documents like those asked for; the "
@@ -98,7 +96,7 @@ class Synthesize(runner.ShardedStage):
         """Cuts the corpus."""
         s = c.settings
         most = 0 if s.histogram else s.max_documents
-        scanned = corpus.scan(c.given["corpus"].file)
+        scanned = corpus.scan(c.given["corpus"].beir().corpus_file)
         return scanned.cut(s.shard_documents, most, self._only(c))
 
     def start(self, c: Context) -> shards.Make:
@@ -173,7 +171,7 @@ class Synthesize(runner.ShardedStage):
 
 def _rows(made: shards.Shards) -> Iterator[SyntheticQuery]:
     """Yields the queries of all shards in order, numbered."""
-    files = tf.data.TFRecordDataset(list(made.paths(_EXTENSION)))
+    files = tf.data.TFRecordDataset(made.paths(_EXTENSION))
     for number, data in enumerate(files.as_numpy_iterator()):
         yield dataclasses.replace(decode_query(data), query_id=f"genQ{number}")
 

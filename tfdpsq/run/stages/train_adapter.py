@@ -33,7 +33,7 @@ from tfdpsq.data import Pair
 from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.common import embeddings, hard_negatives, training
 from tfdpsq.run.frame import artefacts, corpus, records
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE, System
+from tfdpsq.run.frame.artefacts import ADAPTER_FILE
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -53,7 +53,7 @@ _CLIPPED, _UNCLIPPED = (2.0, 40), (0.3, 80)
 class TrainAdapter(training.Training):
     """Trains a matrix on query embeddings."""
 
-    name, kind, strategies = "train_adapter", System, ("default",)
+    name, strategies = "train_adapter", ("default",)
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.PrivacySettings):

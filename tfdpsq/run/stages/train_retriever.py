@@ -26,7 +26,7 @@ from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import direct, hard_negatives, training
 from tfdpsq.run.common.direct import PLAIN
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import MODEL, Retriever
+from tfdpsq.run.frame.artefacts import MODEL
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, setting
@@ -46,7 +46,7 @@ _OF_MODEL = (
 class TrainRetriever(training.Training):
     """Trains a retriever, by Keras's `fit` or by DP-SGD."""
 
-    name, kind = "train_retriever", Retriever
+    name = "train_retriever"
 
     @dataclasses.dataclass(frozen=True)
     class Settings(training.ModelSettings):

@@ -10,15 +10,14 @@ were executed. It is recomputed by both accountants, and everything else in the 
 compared with what follows from it. That the run took place as stated, the file cannot
 show; its owner can pass the run's ledger.
 
-Several certificates, or a directory with several below it, are verified and then
-composed by PLD, each run once, for each privacy unit. That total holds for runs whose
-settings were fixed without looking at earlier releases; for others the sum of their
-epsilons holds, which is printed, too (see `privacy.proof.budget`). What is in a
-workdir's `release/` counts, and what is in its `private/` does not.
+Several certificates, or those below a directory, are verified and then composed by PLD,
+each run once. That total holds for runs whose settings were fixed without looking at
+earlier releases; for others the sum of their epsilons holds, which is printed, too (see
+`privacy.proof.budget`). What is in a workdir's `private/` does not count.
 
-Directories with one NAME are of one log. Without names, equal fingerprints of the pairs
-are one log, and different ones are not composed: the same pairs have another
-fingerprint in every private directory.
+Directories with one NAME are of one log. Without names, runs on pairs of one
+fingerprint are, and others are not composed: the same pairs have another fingerprint in
+every private directory.
 
     --disjoint=time  logs with other names share no query (they may share users)
     --disjoint=user  logs with other names share no user, and so no query
@@ -31,25 +30,25 @@ cannot be read, or no total is proved; 2 if the command or a ledger is wrong.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.privacy.proof.ledger import read_ledger
-from tfdpsq.run.frame.budget import Found
+from tfdpsq.run.frame import places
+from tfdpsq.run.frame.artefacts import class_stated
+from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import InputError
 
-
-@dataclasses.dataclass
-class _Log:
-    """Runs on the same pairs."""
-
-    name: str
-    runs: list[budget.Run]
+_Log = tuple[str, list[budget.Run]]  # its name, or "", and runs on the same pairs
+_Found = tuple[Mapping[str, Any], list[str]]  # a certificate, and where it lies
+# The certificate itself, and what says that one is missing if there is none.
+_MARKED = {FILE_NAME, *(name.rpartition("/")[2] for name in certificates.MARKED)}
 
 
 def main(words: list[str]) -> tuple[int, str]:
@@ -73,43 +72,83 @@ def main(words: list[str]) -> tuple[int, str]:
 
 def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
     """Verifies all certificates, and composes them; adds to `problems`."""
-    named: dict[str, Found] = {}
+    named: dict[str, dict[str, _Found]] = {}
     for word in given.paths:
         name, equals, path = word.partition("=")
         if not equals or os.path.exists(word) or "/" in name:
             name, path = "", word
-        named.setdefault(name, Found()).add(path)
+        found = named.setdefault(name, {})
+        _read(path, found, problems)
+        if not found and not problems:
+            raise InputError(
+                f"{word}: there is no certificate of anything released. Give the "
+                "workdir or the directory of an artefact that was."
+            )
     if "" in named and (given.disjoint or len(named) > 1):
         raise InputError(
             f"{' '.join(given.paths)}: not all logs are named. Give each as "
             "NAME=DIRECTORY, one name for each log."
         )
-    lines, logs, read = [], list[_Log](), []
-    for name, found in named.items():
-        problems += found.problems
-        lines += [f"not counted, private: {path}" for path in found.private]
-        if not found.places and not found.problems:
-            raise InputError(
-                f"{' '.join(given.paths)}: there is no certificate of anything "
-                "released. Give the workdir or the directory of an artefact that was."
-            )
-        for digest, certificate in found.certificates.items():
-            read.append((name, found.places[digest], certificate))
+    read = [(name, *one) for name, found in named.items() for one in found.values()]
     if given.ledger and len(read) != 1:
         raise InputError(
             f"--ledger is given with {len(read)} certificates. Give that of its run."
         )
+    lines, logs = [], list[_Log]()
     # Those that continue others state how several logs relate.
-    read.sort(key=lambda item: -len([*certificates.parents_of(item[2])]))
-    for name, places, certificate in read:
+    read.sort(key=lambda item: -len([*certificates.parents_of(item[1])]))
+    for name, certificate, folders in read:
         result = certificates.verify_certificate(certificate)
-        problems += [f"{places[0]}: {problem}" for problem in result.problems]
-        lines += [*places, *_claims(certificate, result)]
+        problems += [f"{folders[0]}: {problem}" for problem in result.problems]
+        lines += folders
         if not result.problems:
+            lines += _claims(certificate, result)
             lines.append(_compared(certificate, given.ledger, problems))
             if certificate["private"]:
                 _add(logs, name, certificates.runs_of(certificate))
     return lines + (_totals(logs, given, problems) if len(read) > 1 else [])
+
+
+def _read(path: str, found: dict[str, _Found], problems: list[str]) -> None:
+    """Adds the certificates at a path to `found`, or to `problems` what is wrong."""
+    for place in _places(path):
+        is_file = os.path.isfile(place)
+        read = certificates.load_certificate if is_file else privacy.read_certificate
+        try:
+            certificate = read(place)
+        except InputError as error:
+            problems.append(str(error))
+            continue
+        if certificate is None:
+            continue
+        _, known = found.setdefault(str(certificate.get("digest")), (certificate, []))
+        if known and certificate["private"] and not certificate.get("run_id"):
+            problems.append(
+                f"{known[0]} and {place} hold equal certificates without a run "
+                "id: two runs, or copies of one. Give one of them if they are copies."
+            )
+        known += [place] if place not in known else []
+
+
+def _places(path: str) -> Iterator[str]:
+    """Yields a certificate's file, or the artefacts below a directory that need one.
+
+    Private ones are passed over, unless they are given themselves.
+    """
+    root = pathlib.Path(path)
+    if not root.exists():
+        raise InputError(f"{path!r} does not exist. Give a workdir or an output.")
+    if root.is_file():
+        yield path
+    folders = {file.parent for name in _MARKED for file in root.rglob(name)}
+    for folder in sorted(folders):
+        is_part = not (folder / FILE_NAME).exists() and folder != root
+        if is_part and (folder.parent / FILE_NAME).exists():
+            continue  # of the artefact above, as a retriever's `model/`
+        inside = places.PRIVATE in folder.relative_to(root).parts
+        hidden = inside or class_stated(str(folder)) == Privacy.PRIVATE
+        if folder == root or not hidden:
+            yield str(folder)
 
 
 # -- One certificate -------------------------------------------------------------------
@@ -117,29 +156,29 @@ def _verified(given: argparse.Namespace, problems: list[str]) -> list[str]:
 
 def _claims(
     certificate: Mapping[str, Any], result: certificates.Verification
-) -> list[str]:
-    def at(section: str, key: str) -> Any:
-        entries = certificate.get(section)  # of a file that may be damaged
-        return entries.get(key) if isinstance(entries, Mapping) else None
-
-    steps = f"{at('accounting', 'steps_executed')} of"
-    steps += f" {at('accounting', 'steps_planned')} steps"
-    if counted := at("continuation", "runs_counted"):
-        steps = f"all {validation.shown(counted)} runs, of which the last took {steps}"
-    lines = [
-        f"  states      epsilon {at('guarantee', 'epsilon')}, "
-        f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",
+) -> Iterator[str]:
+    states, accounting = certificate["guarantee"], certificate["accounting"]
+    steps = f"{accounting['steps_executed']} of {accounting['steps_planned']} steps"
+    if continuation := certificate.get("continuation"):
+        counted = continuation["runs_counted"]
+        steps = f"all {counted} runs, of which the last took {steps}"
+    yield (
+        f"  states      epsilon {states['epsilon']}, delta {states['delta']} for "
+        f"{states['unit_in_words']}"
+    )
+    yield (
         f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
-        f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
-    ]
-    if result.problems or len(budget.sharing(certificates.runs_of(certificate))) < 2:
-        return lines
-    shared = {"time": "query", "user": "user"}
-    chain = (certificate, *certificates.parents_of(certificate))
-    found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
-    units = " and no ".join(dict.fromkeys(found))
-    rests = f"no {units} is in two of the logs that were declared disjoint"
-    return [*lines, f"  rests on    what nothing checks: {rests}"]
+        f"{result.epsilon_rdp:.6g} by RDP, for {steps}"
+    )
+    if len(budget.sharing(certificates.runs_of(certificate))) > 1:
+        shared = {"time": "query", "user": "user"}
+        chain = (certificate, *certificates.parents_of(certificate))
+        found = [shared[each["disjoint"]] for each in chain if each.get("disjoint")]
+        units = " and no ".join(dict.fromkeys(found))
+        yield (
+            f"  rests on    what nothing checks: no {units} is in two of the logs that "
+            "were declared disjoint"
+        )
 
 
 def _compared(
@@ -164,13 +203,13 @@ def _compared(
 def _add(logs: list[_Log], name: str, runs: list[budget.Run]) -> None:
     """Adds the runs of a certificate to their log; to a new one where there is none."""
     pairs = {run.pairs for run in runs}
-    for log in logs:
+    for known, log in logs:
         # The same pairs have another fingerprint in every private directory.
-        one_log = name or {run.pairs for run in log.runs} & pairs - {None}
-        if log.name == name and one_log and not budget.difference([*log.runs, *runs]):
-            log.runs += runs
+        one_log = name or {run.pairs for run in log} & pairs - {None}
+        if known == name and one_log and not budget.difference([*log, *runs]):
+            log += runs
             return
-    logs.append(_Log(name, runs))
+    logs.append((name, [*runs]))
 
 
 def _totals(
@@ -178,13 +217,13 @@ def _totals(
 ) -> list[str]:
     """Composes each log and all of them; adds to `problems` where there is no total."""
     lines, disjoint = [], given.disjoint
+    every = [run for _, log in logs for run in log]
     try:
-        for number, log in enumerate(logs, 1):
-            groups = [log.runs] if log.name else budget.sharing(log.runs)
-            total = budget.compose(groups, given.delta)
-            unit, adjacency = log.runs[0].plan.spec.unit, budget.adjacency_of(log.runs)
+        for number, (name, log) in enumerate(logs, 1):
+            total = budget.compose([log] if name else budget.sharing(log), given.delta)
+            unit, adjacency = log[0].plan.spec.unit, budget.adjacency_of(log)
             runs = "1 run" if total.runs == 1 else f"{total.runs} runs"
-            label = f"{log.name or f'log {number}'}, {runs}, unit {unit}, {adjacency}"
+            label = f"{name or f'log {number}'}, {runs}, unit {unit}, {adjacency}"
             lines.append(f"{label}: {_epsilon(total)}")
         if len(logs) < 2:
             return lines
@@ -194,13 +233,11 @@ def _totals(
                 "Give one NAME=DIRECTORY name for each log, and add --disjoint=time or "
                 "user if other names share no query or no user."
             )
-        every = [run for log in logs for run in log.runs]
-        if len({run.key for run in every}) < sum(
-            len({run.key for run in log.runs}) for log in logs
-        ):
+        keys = [key for _, log in logs for key in {run.key for run in log}]
+        if len(set(keys)) < len(keys):
             raise InputError("one run is in two logs. Give those logs one name.")
         apart = budget.separates(disjoint, every[0].plan.spec.unit)
-        groups = [log.runs for log in logs] if apart else [every]
+        groups = [log for _, log in logs] if apart else [every]
         total = budget.compose(groups, given.delta)
         lines.append(f"all {len(logs)} logs disjoint by {disjoint}: {_epsilon(total)}")
     except InputError as error:
@@ -223,9 +260,8 @@ def _epsilon(total: budget.Total) -> str:
             "no run stopped early for what its weights showed "
             f"({total.stopped_early} stopped early)"
         )
-    if not conditions:
-        return composed
+    summed = f"{total.epsilon_sum:.6g} at {total.delta_sum:.3g}"
+    condition = " and ".join(conditions)
     return (
-        f"{composed}, if {' and '.join(conditions)}; else the sum, "
-        f"{total.epsilon_sum:.6g} at {total.delta_sum:.3g}"
+        f"{composed}, if {condition}; else the sum, {summed}" if condition else composed
     )
