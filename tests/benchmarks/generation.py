@@ -169,10 +169,7 @@ def _write(options):
     """Writes the weights of `_ours` for CTranslate2."""
     import tensorflow as tf
 
-    # Before transformers 5, which says of every T5 that its head is tied.
-    from ctranslate2.converters import TransformersConverter
-
-    from tfdpsq.generator import checkpoints
+    from tfdpsq.generator import checkpoints, ctranslate2_export
 
     directory, dtype = options.write
     tf.keras.utils.set_random_seed(0)
@@ -180,8 +177,7 @@ def _write(options):
     vocabulary = checkpoints.vocabulary_in(checkpoints.locate("t5_tiny_pydocs"))
     with tempfile.TemporaryDirectory() as folder:
         model.save_to_huggingface(folder, vocabulary)
-        converter = TransformersConverter(folder)
-        converter.convert(directory, quantization=dtype, force=True)
+        ctranslate2_export.save(directory, folder, dtype)
     count = str(model.backbone.count_params())
     pathlib.Path(directory, "parameters").write_text(count)
 

@@ -2,16 +2,16 @@
 
     tfdpsq convert --workdir=OUT --config.input=DIR --config.format=keras
 
-| input                        | formats                     |
-|------------------------------|-----------------------------|
-| a T5                         | huggingface, keras          |
-| an output of train_retriever | sentence-transformers, onnx |
+| input                        | formats                         |
+|------------------------------|---------------------------------|
+| a T5                         | huggingface, keras, ctranslate2 |
+| an output of train_retriever | sentence-transformers, onnx     |
 
 A T5 is in any format that `checkpoints.open_checkpoint` reads, such as T5X, or the name
 or URL of one. The output has the input's vocabulary and its certificate, if there is
-one. `onnx` needs the extra of this name, and has an int8 form. The towers of a
-retriever for sentence-transformers must be shared; texts are cut at the larger of its
-two lengths.
+one. `ctranslate2` and `onnx` need the extras of these names, and have an int8 form. The
+towers of a retriever for sentence-transformers must be shared; texts are cut at the
+larger of its two lengths.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
+import tempfile
 from typing import Any
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer, io
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator import checkpoints
+from tfdpsq.generator import checkpoints, ctranslate2_export
 from tfdpsq.generator.checkpoints import fast_tokenizer, sentence_encoder, weights
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.retriever import onnx_export
@@ -34,9 +35,13 @@ from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
-_T5 = ("huggingface", "keras")
+_T5 = ("huggingface", "keras", "ctranslate2")
 _RETRIEVER = ("sentence-transformers", "onnx")
-_DTYPES = {"huggingface": weights.DTYPES, "onnx": onnx_export.DTYPES}
+_DTYPES = {
+    "huggingface": weights.DTYPES,
+    "ctranslate2": ctranslate2_export.DTYPES,
+    "onnx": onnx_export.DTYPES,
+}
 
 
 class Convert(Stage):
@@ -82,7 +87,17 @@ def _write_t5(c: Context, source: pathlib.Path) -> str:
     s, given = c.settings, c.given["vocabulary"]
     config, model = checkpoints.load(source)
     vocabulary = given.path if given else checkpoints.vocabulary_in(source)
-    checkpoints.save(c.out, config, model, s.format, s.dtype, vocabulary)
+    if s.format != "ctranslate2":
+        checkpoints.save(c.out, config, model, s.format, s.dtype, vocabulary)
+    elif vocabulary is None or model.soft_prompt is not None:
+        raise InputError(
+            f"{source} has no vocabulary, or a soft prompt, which CTranslate2 cannot "
+            "run. Give a SentencePiece model as vocabulary, or use huggingface."
+        )
+    else:
+        with tempfile.TemporaryDirectory(dir=c.out) as folder:
+            checkpoints.save(folder, config, model, vocabulary=vocabulary)
+            ctranslate2_export.save(c.out, folder, s.dtype)
     if (source / PREPROCESSOR_FILE).is_file():
         shutil.copyfile(source / PREPROCESSOR_FILE, c.out / PREPROCESSOR_FILE)
     pieces = Tokenizer(vocabulary).vocabulary_size if vocabulary else "no"
