@@ -38,6 +38,7 @@ from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
 CURVE_FILE = "pretraining.json"
+_MEASURED = 480  # held-out rows
 
 
 class Pretrain(Stage):
@@ -69,13 +70,10 @@ class Pretrain(Stage):
         query_length: int = setting(28, ge=2, le=10**6)
         pseudo_queries_per_passage: int = setting(2, ge=1, le=10_000)
         batch_size: int = setting(48, ge=2)
-        contrast_weight: float = setting(1.0, ge=0, le=1e6)
-        scale: float = setting(20.0, gt=0, le=1e6, when="contrast_weight")
         steps: int = setting(7000, ge=1, le=10**9)
         learning_rate: float = setting(2e-2, gt=0, le=1e3)
         warmup: int = setting(200, ge=1, le=10**9)
         held_out_one_in: int = setting(50, ge=1, help="documents, to measure by")
-        held_out_rows: int = setting(480, ge=1)
         save_every: int = setting(250, ge=1, le=10**9, help="steps, and to measure")
         dtype: str = setting("float32", choices=training.DTYPES)
         stored: str = setting("float16", choices=("float32", "float16", "bfloat16"))
@@ -88,7 +86,7 @@ class Pretrain(Stage):
             if one.privacy > Privacy.PUBLIC:
                 raise InputError(
                     f"{name} is {one.path}, which private queries had a part in. Give "
-                    "public documents."
+                    "what is public."
                 )
 
     def also(self, c: Context) -> dict[str, str]:
@@ -129,7 +127,6 @@ class Pretrain(Stage):
 
 
 def _documents(c: Context) -> Iterator[Document]:
-    """Yields documents, and what `public.jsonl` next to them holds."""
     return public_documents(c.given["data"].beir())
 
 
@@ -165,9 +162,8 @@ def _rows(
         first = next(chunks, {"document_key": ()})
         if len(first["document_key"]) < 2:  # which the contrastive task needs
             raise InputError(
-                f"{s.data} gives no rows of {path.name}; pretraining needs hundreds of "
-                "documents with sentences. Give more text, or lower held_out_one_in, "
-                f"now {s.held_out_one_in}."
+                f"{s.data} gives no rows of {path.name}. Give hundreds of documents "
+                f"with sentences, or lower held_out_one_in, now {s.held_out_one_in}."
             )
         write_rows(path, itertools.chain([first], chunks))
     return RowStore(path)
@@ -184,7 +180,7 @@ def _fit(
     assert c.devices is not None
     s, replicas = c.settings, c.devices.replicas
     # Spread over the corpus, which may be sorted.
-    count = max(min(len(held_out), s.held_out_rows), replicas)
+    count = max(min(len(held_out), _MEASURED), replicas)
     measured = held_out.take(np.linspace(0, len(held_out) - 1, count).astype(np.int64))
     size = min(s.batch_size, count - count % replicas)
     curve = backup.folder / "curve.csv"
@@ -193,7 +189,7 @@ def _fit(
         optimizer = tf.keras.optimizers.Adafactor(
             rate, relative_step=False, jit_compile=False
         )
-        trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
+        trainer = pretraining.Pretrainer(model, seed=s.seed)
         trainer.compile(optimizer, jit_compile=s.jit_compile)
         batches = pretraining.Batches(rows, s.batch_size, s.seed)
         training.fit(
