@@ -34,9 +34,8 @@ def require_whole(
         # One more token shows what would be cut.
         if encode([text], most + 1)[1][0] > most:
             raise InputError(
-                f"a canary has more than {name} = {most} tokens, and the secret at its "
-                "end is not trained on. Lower document_characters or query_characters "
-                f"of the canaries, or train a generator with a larger {name}."
+                f"a canary has more than {name} = {most} tokens, which cuts its secret "
+                f"off. Lower document_characters or query_characters, or raise {name}."
             )
 
 
@@ -73,11 +72,7 @@ def set_scores(
 def members_of(
     beir: BeirDirectory, split: str, most: int, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Draws queries of a split, and as many of the others, without canaries.
-
-    Raises:
-      InputError: fewer than 2 of each.
-    """
+    """Draws queries of a split, and as many of the others, without canaries."""
     random = np.random.default_rng(seed)
 
     def drawn(splits: Iterable[str]) -> list[tuple[PairTable, int]]:
@@ -95,7 +90,7 @@ def members_of(
     if count < 2:
         raise InputError(
             f"split {split!r} has {len(inside)} queries and the others "
-            f"{len(outside)}; a comparison takes 2 of each. Give data with more."
+            f"{len(outside)}. Give data with 2 of each."
         )
     members, others = (
         [table[row] for table, row in rows[:count]] for rows in (inside, outside)

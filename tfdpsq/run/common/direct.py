@@ -29,6 +29,7 @@ from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError
 
 PLAIN = "plain"
+_MOST_DOCUMENTS = 100_000  # that negatives are drawn from
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
     PLAIN: "None: nothing is clipped and no noise is added.",
@@ -70,9 +71,8 @@ def check(s: Any) -> None:
         own = name == "hard_negatives.run" and s.method == "public_negatives"
         if value not in derived and not own:
             raise InputError(
-                f"method is {s.method!r} and {name} is {value!r}, for which its "
-                f"sensitivity is not derived. Set {name} to "
-                f"{' or '.join(map(repr, derived))}."
+                f"method is {s.method!r}, whose sensitivity is not derived for {name} "
+                f"{value!r}. Set {name} to {' or '.join(map(repr, derived))}."
             )
 
 
@@ -80,11 +80,7 @@ def check(s: Any) -> None:
 
 
 def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
-    """Returns the plan of the method: sampler, sensitivity and noise.
-
-    Raises:
-      InputError: a batch that replicas cannot share, or what `PrivacySpec` raises.
-    """
+    """Returns the plan of the method: sampler, sensitivity and noise."""
     assert c.devices is not None
     if s.method == PLAIN:
         return privacy.make_plan(training.spec_of(s, units, sampler="shuffled"))
@@ -137,7 +133,7 @@ def train(
         if s.method == "public_negatives":
             # Never only of documents that have private queries.
             parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
-            read = parts.cut(parts.count, s.most_documents).read(0)
+            read = parts.cut(parts.count, _MOST_DOCUMENTS).read(0)
             documents = retriever.encode_documents(
                 [one.content for one in read], tokenizer, s.document_length
             )
@@ -161,10 +157,7 @@ def train(
 
 
 def rows_of(
-    pairs: Sequence[Pair],
-    tokenizer: Tokenizer,
-    query_length: int,
-    document_length: int,
+    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int, document_length: int
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of `retriever.encode_pairs`, every row made of its pair alone.
 
@@ -184,9 +177,7 @@ def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
     """Returns an engine that clips the gradient of each row's in-batch loss."""
 
     def clipped(
-        plan: privacy.PrivacyPlan,
-        batch: Mapping[str, Any],
-        variables: Sequence[Any],
+        plan: privacy.PrivacyPlan, batch: Mapping[str, Any], variables: Sequence[Any]
     ) -> engines.Clipped:
         of_rows, gradient = losses(batch)
         return engines.clipped_row_by_row(
@@ -198,8 +189,9 @@ def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
 
 def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     """Returns the method's facts for the certificate, not the mechanism's."""
-    names = "method scale learned_scale pooling bidirectional false_negatives".split()
+    names = "method scale pooling bidirectional false_negatives".split()
     found = {name: getattr(s, name) for name in names}
+    found["learned_scale"] = model.config.learned_scale
     frozen = model.documents_frozen
     by = "the starting weights, which stay" if frozen else "weights that are trained"
     found["documents"] = f"embedded by {by}"
@@ -208,7 +200,7 @@ def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     if s.method != "public_negatives":
         return {**found, "engine": _ENGINES[s.method]}
     drawn = (
-        f"the public corpus (at most {s.most_documents} documents, evenly spread over "
+        f"the public corpus (at most {_MOST_DOCUMENTS} documents, evenly spread over "
         f"it), uniformly, by a public seed; again every {s.refresh_every} steps"
     )
     return {**found, "negatives": s.negatives, "negatives_drawn_from": drawn}
@@ -222,20 +214,15 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
 
     Each replica embeds its share of a batch; every row's softmax is over the documents
     of all. Tokenised pairs and backups are in the run's directory, which is as private
-    as they are; the runner removes both.
-
-    Raises:
-      Preempted: the process, or another worker, received a signal to end.
-      InputError: the replicas, or `rows_at_a_time`, do not divide the batch; or too few
-        pairs.
+    as they are; the runner removes both. Raises what `training.fit` does.
     """
     assert c.devices is not None
     c.devices.require_share(s.batch_size)
     share = s.batch_size // c.devices.replicas
     if s.rows_at_a_time and share % s.rows_at_a_time:
         raise InputError(
-            f"rows_at_a_time is {s.rows_at_a_time}, which does not divide the {share} "
-            f"rows of a replica. Give a divisor of {share}, or 0 for all."
+            f"rows_at_a_time is {s.rows_at_a_time}. Give a divisor of the {share} rows "
+            "of a replica, or 0 for all."
         )
     backup, tokenizer = training.open_backup(c, s), training.tokenizer_of(c)
     path = c.place.run / "backup" / "rows"

@@ -48,24 +48,13 @@ class DocumentClusters:
     directions: np.ndarray
     centres: np.ndarray
 
-    @property
-    def count(self) -> int:
-        """Number of clusters."""
-        return len(self.centres)
-
     @classmethod
     def fit(
         cls, documents: Callable[[], Iterable[Document]], clusters: int, seed: int
     ) -> DocumentClusters:
-        """Fits clusters on up to 50,000 documents, evenly spread over the corpus.
+        """Fits clusters on up to 50,000 public documents, evenly spread over them.
 
-        Args:
-          documents: gives the public documents, streamed; called twice.
-          clusters: number of clusters.
-          seed: any integer of 32 bits.
-
-        Raises:
-          InputError: fewer documents than clusters.
+        `documents` is called twice; `seed` has 32 bits.
         """
         from sklearn.cluster import MiniBatchKMeans  # a second to import
         from sklearn.decomposition import TruncatedSVD
@@ -152,15 +141,16 @@ class Histogram:
     """
 
     clusters: DocumentClusters
-    documents: tuple[int, ...]
-    counts: tuple[float, ...]
+    documents: Sequence[int]
+    counts: Sequence[float]
     corpus: str
 
     def save(self, directory: pathlib.Path) -> None:
         """Writes it into a directory."""
         self.clusters.save(directory / CLUSTERS_FILE)
-        names = ("documents", "counts", "corpus")
-        content = {name: getattr(self, name) for name in names}
+        content = {
+            name: each for name, each in vars(self).items() if name != "clusters"
+        }
         write_json(directory / HISTOGRAM_FILE, content)
 
     @classmethod
@@ -169,17 +159,13 @@ class Histogram:
         path = pathlib.Path(directory)
         found = read_json(path / HISTOGRAM_FILE, "Give what histogram wrote")
         clusters = DocumentClusters.load(path / CLUSTERS_FILE)
-        counts = tuple(found["documents"]), tuple(found["counts"])
-        return cls(clusters, *counts, found["corpus"])
+        return cls(clusters, **found)
 
     def rates(self, queries: int, seed: int) -> Rates:
         """Returns how many queries each document gets, of `queries` in all.
 
         In proportion to the private queries about a document of its cluster; a count
         that noise made negative is 0.
-
-        Raises:
-          InputError: no count is above 0.
         """
         counts = [
             max(0.0, count) if documents else 0.0
@@ -187,8 +173,7 @@ class Histogram:
         ]
         if not sum(counts):
             raise InputError(
-                "no count of the histogram is above 0: its noise is larger than the "
-                "data. Leave histogram out."
+                "no count of the histogram is above 0. Leave histogram out."
             )
         mean = (
             queries * count / sum(counts) / max(documents, 1)

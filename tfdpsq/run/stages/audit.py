@@ -83,8 +83,8 @@ class Audit(Stage):
         known = synthetic is not None and not synthetic.promised
         if known and synthetic.origin != generator.origin:
             raise InputError(
-                f"synthetic is {s.synthetic}, which has another certificate than "
-                f"{s.generator}. Give the set that this generator wrote, or no set."
+                f"synthetic is {s.synthetic}, with another certificate than "
+                f"{s.generator}. Give the set that it wrote, or none."
             )
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
@@ -105,7 +105,6 @@ class Audit(Stage):
         subject = Subject(c)
         of = c.given["generator"].certificate["guarantee"]
         delta = float(of["delta"] or 0.0)  # for ε = ∞ the bound is on pure DP
-        one_run = _one_run(subject, delta)
         found = {
             "epsilon_certified": of["epsilon"],
             "delta": delta,
@@ -113,11 +112,11 @@ class Audit(Stage):
             "adjacency": of["adjacency"],
             "confidence": CONFIDENCE,
             "canaries": _canaries(subject, of["unit"]),
-            "one_run": one_run,
+            "one_run": _one_run(subject, delta),
             "membership": _membership(subject),
         }
         write_json(c.out / AUDIT_FILE, found)
-        bounds = [each["epsilon"] for each in one_run.values()]
+        bounds = [each["epsilon"] for each in found["one_run"].values()]
         return {"epsilon_at_least": max(bounds, default=0.0)}
 
 
@@ -197,8 +196,8 @@ def _require_trained_on(generator: str, pairs: Any) -> None:
     has_key = (private / records.KEY_FILE).is_file()
     if not has_key or trained != pairs.fingerprint(private):
         raise InputError(
-            f"{generator} was not trained on {pairs.path}, by its {records.STAGE_FILE} "
-            f"and {private / records.KEY_FILE}. Train one on them, and audit it there."
+            f"{generator} was not trained on {pairs.path} in this workdir. Train one on "
+            "them, and audit it there."
         )
 
 
@@ -231,21 +230,22 @@ def _canaries(subject: Subject, unit: str) -> list[dict[str, Any]]:
         units, own = 1 if unit == "user" else repetitions, ranks[rows]
         in_the_set = None if subject.queries is None else float(in_set[rows].mean())
         bound = evaluation.pure_epsilon_bound(own, most, units, _TOP, confidence)
-        entry = {
-            "form": form,
-            "repetitions": repetitions,
-            "units": units,
-            "ranks": own.tolist(),
-            "candidates": most,
-            "mean_rank": float(own.mean()),
-            "chance": (most + 1) / 2,
-            "p_value": evaluation.rank_p_value(own, most),
-            "exposure": bits[rows].tolist(),
-            "leaked": float(leaked[rows].mean()),
-            "leaked_in_set": in_the_set,
-            "epsilon_pure": bound,
-        }
-        found.append(entry)
+        found.append(
+            {
+                "form": form,
+                "repetitions": repetitions,
+                "units": units,
+                "ranks": own.tolist(),
+                "candidates": most,
+                "mean_rank": float(own.mean()),
+                "chance": (most + 1) / 2,
+                "p_value": evaluation.rank_p_value(own, most),
+                "exposure": bits[rows].tolist(),
+                "leaked": float(leaked[rows].mean()),
+                "leaked_in_set": in_the_set,
+                "epsilon_pure": bound,
+            }
+        )
     return found
 
 
@@ -276,10 +276,8 @@ def _membership(subject: Subject) -> dict[str, Any]:
     pairs, inside = [*members, *others], np.arange(2 * len(members)) < len(members)
     scores, found = subject.scores(pairs), {}
     _, tokens = subject.preprocessor.queries(pair.query for pair in pairs)
-    by_attack = {
-        "loss": scores / np.asarray(tokens),
-        **subject.attacked(pairs, "likelihood_ratio", scores),
-    }
+    by_attack = subject.attacked(pairs, "likelihood_ratio", scores)
+    by_attack = {"loss": scores / np.asarray(tokens), **by_attack}
     for name, each in by_attack.items():
         attack = evaluation.attack_membership(each[inside], each[~inside])
         rates = attack.true_positive_rates.items()
