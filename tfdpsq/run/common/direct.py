@@ -94,8 +94,8 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
         own["num_microbatches"] = s.num_microbatches
     else:
         multiplier = retriever.public_negatives_sensitivity_multiplier()
-    own["sensitivity_multiplier"] = multiplier
-    plan = privacy.make_plan(training.spec_of(s, units, **own))
+    spec = training.spec_of(s, units, sensitivity_multiplier=multiplier, **own)
+    plan = privacy.make_plan(spec)
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
         rows = _rows_at_a_time(s, plan)
@@ -112,9 +112,7 @@ def _rows_at_a_time(s: Any, plan: privacy.PrivacyPlan) -> int:
     return rows // capacity * capacity
 
 
-def train(
-    c: Context, planned: training.Planned, model: retriever.TwoTower
-) -> dict[str, Any]:
+def train(c: Context, planned: Any, model: retriever.TwoTower) -> dict[str, Any]:
     """Trains by the method, as `training.train`, whose result it returns."""
     s, units, plan = planned
     size, tokenizer = _rows_at_a_time(s, plan), training.tokenizer_of(c)
@@ -239,9 +237,7 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
     most = 0 if hidden else min(len(rows) // 20, len(rows) - s.batch_size)
     count = max(0, min(s.validation_pairs, most))
     held_out = np.linspace(0, len(rows) - 1, count, dtype=np.int64)
-    callbacks: list[tf.keras.callbacks.Callback] = []
-    if count:
-        callbacks.append(retriever.HitRate(rows.take(held_out)))
+    callbacks: list[Any] = [retriever.HitRate(rows.take(held_out))] if count else []
     if not hidden:
         logs = os.fspath(c.place.logs)
         callbacks.append(tf.keras.callbacks.TensorBoard(logs, write_graph=False))

@@ -81,17 +81,14 @@ class HardNegativesSettings(settings.Settings):
 
 
 def check(s: Any, given: Given, protects: bool = True) -> None:
-    """Refuses negatives without a corpus.
-
-    And those of single pairs of a query, where the method `protects` units.
-    """
+    """Refuses negatives without a corpus, or of pairs whose method `protects` them."""
     own, pairs = s.hard_negatives, given["pairs"]
     if given[RUN] is None:
         return
     if protects and s.unit == "pair":
         raise InputError(
-            f"unit is 'pair' and hard_negatives.run is {own.run!r}: a pair's negatives "
-            "would depend on the query's other pairs. Leave out one of them."
+            f"unit is 'pair' and hard_negatives.run is {own.run!r}: negatives would "
+            "depend on the query's other pairs. Leave out one of them."
         )
     if given[CORPUS] is None and not pairs.raw:
         raise InputError(
@@ -103,8 +100,7 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
 def origin(c: Context) -> str:
     """Returns the origin of the negatives for the certificate; "none" without any.
 
-    Raises:
-      InputError: they were mined for other pairs, and would carry what those cost.
+    Negatives mined for other pairs are refused: they would carry what those cost.
     """
     own, run = c.settings.hard_negatives, c.given[RUN]
     if run is None:
@@ -130,12 +126,7 @@ class NegativeTable:
     """
 
     def __init__(self, c: Context):
-        """Reads answers, ranking and documents, each streamed.
-
-        Raises:
-          InputError: a run that has none of the queries.
-          DataError: a malformed run, or one that names a document the corpus lacks.
-        """
+        """Reads answers, ranking and documents, each streamed."""
         s, pairs = c.settings, c.given["pairs"]
         self._own = own = s.hard_negatives
         self._store = sqlite3.connect("", check_same_thread=False)
@@ -181,10 +172,7 @@ def _digest(text: str) -> bytes:
 def encoder(
     c: Context, tokenizer: Tokenizer
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
-    """Returns what tokenises pairs' hard negatives, as `retriever.encode_negatives`.
-
-    Without hard negatives it returns no array.
-    """
+    """Returns what tokenises pairs' hard negatives, if any, to arrays."""
     if c.given[RUN] is None:
         return lambda pairs: {}
     s, table = c.settings, functools.cache(lambda: NegativeTable(c))

@@ -133,8 +133,7 @@ class ModelSettings(PrivacySettings):
 
 # -- What the runner asks of a stage that trains ---------------------------------------
 
-# Settings with the steps of a run, its units, and its plan.
-Planned = tuple[Any, "Units", privacy.PrivacyPlan]
+Planned = tuple[Any, "Units", privacy.PrivacyPlan]  # settings have the run's steps
 
 
 class Training(Stage):
@@ -244,21 +243,13 @@ def tokenizer_of(c: Context) -> Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """The units that the guarantee protects.
-
-    Attributes:
-      rows: the pairs to train on.
-      count: number of units in the data; private unless declared otherwise.
-      groups: maps pairs to their users, for unit "user".
-      private: whether these are private pairs.
-      n: the number that may be published.
-    """
+    """The units that the guarantee protects, and the pairs to train on."""
 
     rows: Rows
-    count: int
-    groups: privacy.Groups | None
-    private: bool
-    n: int
+    count: int  # private unless declared otherwise
+    groups: privacy.Groups | None  # of pairs by user
+    private: bool  # whether these are private pairs
+    n: int  # that may be published
 
 
 def units_of(c: Context) -> Units:
@@ -295,8 +286,7 @@ def with_steps(s: Any, n: int) -> Any:
     """
     if not s.epochs:
         return s
-    shuffled = s.sampler == "shuffled"
-    epoch = n // s.batch_size if shuffled else n / s.batch_size
+    epoch = n // s.batch_size if s.sampler == "shuffled" else n / s.batch_size
     return dataclasses.replace(s, steps=max(1, round(s.epochs * epoch)), epochs=0.0)
 
 
@@ -336,11 +326,7 @@ def runs_of(artefact: Artefact) -> Sequence[budget.Run]:
 
 
 def runs_with(c: Context, plan: privacy.PrivacyPlan) -> list[budget.Run]:
-    """Returns a run to its last step, and those that it follows.
-
-    Raises:
-      InputError: the earlier certificate does not hold, or both cannot be composed.
-    """
+    """Returns a run to its last step, and those that it follows."""
     before, disjoint = _earlier(c)
     earlier = [] if before is None else runs_of(before)
     own = budget.follow(plan, plan.spec.steps, c.inputs["pairs"], earlier, disjoint)
@@ -357,15 +343,8 @@ def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
     runs.open_run(c)
 
 
-def stored_rows(
-    c: Context,
-    pairs: Iterator[Pair],
-    encode: Callable[[list[Pair]], Mapping[str, np.ndarray]],
-) -> RowStore:
-    """Returns the pairs as rows on disk, next to the run's state.
-
-    `encode` makes arrays of some pairs, field -> [pairs, ...].
-    """
+def stored_rows(c: Context, pairs: Iterator[Pair], encode: Callable) -> RowStore:
+    """Returns the pairs as rows on disk, next to the run's state."""
     path = c.place.run / checkpoint.STATE / "rows"
     if path.is_dir():  # left by a run that was killed
         store = RowStore(path)

@@ -92,8 +92,7 @@ class InsertCanaries(Stage):
         """Refuses pairs that are not private ones as somebody collected them."""
         if not given["data"].raw or given["data"].facts.get("canaries"):
             raise InputError(
-                f"data is {s.data}, a set, or already holds canaries. Give private "
-                "pairs, a BEIR directory."
+                f"data is {s.data}, a set, or already holds canaries. Give pairs."
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
@@ -127,12 +126,11 @@ def _draw(beir: BeirDirectory, s: Any, random: np.random.Generator) -> list[Cana
     if len(kinds) > min(len(asked), len(ids) // 2):
         raise InputError(
             f"the settings give {len(kinds)} canaries, each on a document of its own, "
-            f"but split {s.split!r} has queries on {len(asked)} documents, and the "
-            f"corpus holds {len(ids)}. Lower trials, forms, repetitions or coins."
+            f"but split {s.split!r} has queries on {len(asked)} of {len(ids)} "
+            "documents. Lower trials, forms, repetitions or coins."
         )
-    own = [
-        pairs[row_of[asked[n]]] for n in random.permutation(len(asked))[: len(kinds)]
-    ]
+    chosen = random.permutation(len(asked))[: len(kinds)]
+    own = [pairs[row_of[asked[n]]] for n in chosen]
     taken = {pair.document_id for pair in own}
     others = (ids[n] for n in random.permutation(len(ids)) if ids[n] not in taken)
     numbers, found = _numbers(s.digits, random), []
@@ -182,11 +180,7 @@ def _left_out(beir: BeirDirectory, s: Any, random: np.random.Generator) -> set[s
 
 
 def _write(
-    writer: BeirWriter,
-    beir: BeirDirectory,
-    s: Any,
-    made: Sequence[Canary],
-    left_out: set[str],
+    writer: BeirWriter, beir: BeirDirectory, s: Any, made: Sequence[Canary], left: set
 ) -> None:
     """Writes the pairs and the canaries, each query with its user."""
     wanted, contents = {canary.document_id for canary in made}, {}
@@ -200,11 +194,11 @@ def _write(
         if not has_users:  # its only query gives a user's id
             metadata = {**fields.get("metadata", {}), s.user_field: query_id}
             fields = {**fields, "metadata": metadata}
-        if query_id not in left_out:
+        if query_id not in left:
             writer.add_query(query_id, text, fields)
     for split in beir.splits():
         for _, query_id, document_id, score in beir.judgements(split):
-            if query_id not in left_out:
+            if query_id not in left:
                 writer.add_judgement(split, query_id, document_id, score)
     for number, canary in enumerate(made):
         name = f"{ID_PREFIX}{number}"

@@ -149,9 +149,9 @@ def _rows(
     if not path.is_dir():
         chunks = pretraining.pair_rows(
             (
-                document
-                for document in _documents(c)
-                if pretraining.is_held_out(document.id, s.held_out_one_in) == held_out
+                one
+                for one in _documents(c)
+                if pretraining.is_held_out(one.id, s.held_out_one_in) == held_out
             ),
             tokenizer,
             (s.document_length, s.query_length),
@@ -170,11 +170,7 @@ def _rows(
 
 
 def _fit(
-    c: Context,
-    backup: training.Backup,
-    model: T5QueryGenerator,
-    rows: RowStore,
-    held_out: RowStore,
+    c: Context, backup: training.Backup, model: Any, rows: RowStore, held_out: RowStore
 ) -> dict[str, Any]:
     """Trains from the last backup, if there is one; returns the epochs' losses."""
     assert c.devices is not None

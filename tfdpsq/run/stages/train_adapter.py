@@ -177,8 +177,9 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
     embeddings.require_one_encoder(documents, queries)
     if not documents.by_embed and not s.encoder_is_public:
         raise InputError(
-            f"documents is {s.documents}, by {documents.encoder!r}, which embed did not "
-            "run. Set encoder_is_public to True if no private query had a part in it."
+            f"documents is {s.documents}, by {documents.encoder!r}, which embed did "
+            "not run. Set encoder_is_public to True if no private query had a part in "
+            "it."
         )
     documents.require_made_of(c.inputs["corpus"], s.pairs)
     queries.require_made_of(c.inputs["pairs"], s.pairs, s.split)
