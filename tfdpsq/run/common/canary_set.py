@@ -17,8 +17,7 @@ CANARIES_FILE = "canaries.jsonl"
 # Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 OUR_FORMS = ("secret", "own_document", "random_document")
-# The two of the paper's forms that have the secret in a document of their own.
-IN_DOCUMENT = ("paper_own_document", "paper_random_document")
+IN_DOCUMENT = ("paper_own_document", "paper_random_document")  # which hold the secret
 PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
 FORMS = (*OUR_FORMS, *PAPER_FORMS)
 
@@ -56,14 +55,14 @@ class Canary:
         """Returns the query, with a candidate in the place of its secret if given."""
         if self.in_document:
             return self.prefix
-        return f"{self.prefix} {self.secret if secret is None else secret}".strip()
+        return f"{self.prefix} {secret or self.secret}".strip()
 
     def document(self, content: str, secret: str | None = None) -> str:
         """Returns the query's document; `content` is that of `document_id`."""
         if not self.in_document:
             return content
         kept = content[: self.document_characters or None].rstrip()
-        return f"{kept} {self.secret if secret is None else secret}"
+        return f"{kept} {secret or self.secret}"
 
 
 def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:

@@ -2,8 +2,7 @@
 
 `tfdpsq.retriever.direct_dp` derives what each private method clips and how far one pair
 can move its sum. This module turns its numbers into a plan, and its loss into a run.
-Method "plain" is ordinary training: an epoch of Keras is `save_every` steps, after
-which the state is backed up and held-out pairs are searched for.
+Method "plain" is ordinary training: an epoch of Keras is `save_every` steps.
 """
 
 from __future__ import annotations
@@ -132,9 +131,8 @@ def train(c: Context, planned: Any, model: retriever.TwoTower) -> dict[str, Any]
             # Never only of documents that have private queries.
             parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
             read = parts.cut(parts.count, _MOST_DOCUMENTS).read(0)
-            documents = retriever.encode_documents(
-                [one.content for one in read], tokenizer, s.document_length
-            )
+            texts = [one.content for one in read]
+            documents = retriever.encode_documents(texts, tokenizer, s.document_length)
             loss: Any = retriever.PublicNegatives(
                 model, documents, s.negatives, s.seed, s.refresh_every
             )

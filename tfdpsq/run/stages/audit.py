@@ -13,10 +13,8 @@ set's receivers would. Writes `audit.json`:
     membership  how well attacks tell training queries from those of other splits
 
 Entries of `canaries` share 1 - confidence among them, and so do those of `one_run`,
-which refutes no guarantee of shuffled batches: that is for a unit replaced by nothing,
-and canaries that a coin kept out have no place. A guarantee for one query counts a
-secret in r queries as r units, which soon promises nothing; one for a user counts it as
-one unit for any r.
+which refutes no guarantee of shuffled batches. A guarantee for one query counts a
+secret in r queries as r units; one for a user counts it as one for any r.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ class Audit(Stage):
             )
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
-        """Returns PRIVATE: the attacks are measured on private queries."""
+        """The attacks are measured on private queries."""
         return Privacy.PRIVATE
 
     def certificate(self, s: Settings, given: Given) -> None:
@@ -123,11 +121,7 @@ class Audit(Stage):
 
 
 class Subject:
-    """The generator under audit, the weights it started from, and its set.
-
-    `documents` has the contents of canaries' documents by id; `queries` (document id,
-    query) of the set, or `None` without one.
-    """
+    """The generator under audit, the weights it started from, and its set."""
 
     def __init__(self, c: Context):
         """Loads models and texts; raises InputError if training cut secrets off."""
@@ -299,10 +293,7 @@ def _interval(of: evaluation.Interval) -> list[float]:
 def require_whole(
     made: Iterable[Canary], documents: Mapping[str, str], preprocessor: Preprocessor
 ) -> None:
-    """Refuses lengths with which training would cut off a canary's secret.
-
-    `documents` maps ids to contents.
-    """
+    """Refuses lengths that cut off a secret; `documents` maps ids to contents."""
     encode = preprocessor.tokenizer.encode
     for canary in made:
         if canary.in_document:
@@ -324,10 +315,8 @@ def _set_scores(
 ) -> dict[str, np.ndarray]:
     """Scores each pair's query by its similarity to a set's (document id, query).
 
-    Returns:
-      "language_model": [pairs] log-likelihood per word, in nats, under a 3-gram model
-      of the whole set; "nearest": [pairs] the largest chrF, 0 to 100, with a query of
-      the set for the same document, 0 where there is none.
+    "language_model" is the log-likelihood per word under a 3-gram model of the set;
+    "nearest" the largest chrF with a query of the set for the same document, or 0.
     """
     texts: list[str] = []
     of_document: dict[str, list[str]] = {pair.document_id: [] for pair in pairs}

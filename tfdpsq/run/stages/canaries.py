@@ -18,9 +18,9 @@ The forms, the paper's last, each as (query, document):
     paper_random_document  a random query, another document and the secret
 
 In the last two the secret ends a document of its own, "canary-…". Further canaries of
-the form random_document are inserted once or not at all, by a fair coin each, for a
-lower bound on ε. All queries of a canary belong to one user, who has no other query; in
-data without users, every other query gets its own.
+the form random_document are inserted or not by a fair coin each, for a lower bound on
+ε. All queries of a canary belong to one user, who has no other query; in data without
+users, every other query gets its own.
 """
 
 from __future__ import annotations
