@@ -24,27 +24,16 @@ FORMS = (*OUR_FORMS, *PAPER_FORMS)
 
 @dataclasses.dataclass(frozen=True)
 class Canary:
-    """A secret, its place in the data, and its candidates.
+    """A secret, its place in the data, and its candidates."""
 
-    Attributes:
-      form: one of FORMS.
-      repetitions: training queries that hold the secret; of a coin 0 or 1.
-      coin: whether a coin decided its presence.
-      prefix: words before the secret, or the whole query of a form IN_DOCUMENT.
-      secret: digits.
-      candidates: digits drawn likewise, in no query or document; none with a coin.
-      document_id: of the document that it is paired with, or appended to.
-      document_characters: kept of that document before the secret; 0 for all.
-    """
-
-    form: str
-    repetitions: int
-    coin: bool
-    prefix: str
-    secret: str
-    candidates: tuple[str, ...]
-    document_id: str
-    document_characters: int = 0
+    form: str  # one of FORMS
+    repetitions: int  # training queries that hold the secret; of a coin 0 or 1
+    coin: bool  # whether a coin decided its presence
+    prefix: str  # words before the secret, or the whole query of a form IN_DOCUMENT
+    secret: str  # digits
+    candidates: tuple[str, ...]  # drawn likewise, in no text; none with a coin
+    document_id: str  # of the document that it is paired with, or appended to
+    document_characters: int = 0  # kept of that document before the secret; 0 for all
 
     @property
     def in_document(self) -> bool:

@@ -1,10 +1,9 @@
 """Clusters of public documents, private queries counted by them, and their use.
 
 A document is its counts of hashed words, weighted by how rare each is, in a few dozen
-directions (latent semantic analysis; Deerwester et al. 1990), where k-means puts those
-of one subject or style together. All of it is fitted on documents alone, so that the
-clusters are as public as they are. `histogram` writes noisy counts; `synthesize` writes
-queries by them, as post-processing.
+directions (latent semantic analysis; Deerwester et al. 1990), clustered by k-means. All
+of it is fitted on documents alone, so the clusters are as public as they are.
+`synthesize` writes queries by the counts, as post-processing.
 """
 
 from __future__ import annotations
@@ -36,17 +35,11 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class DocumentClusters:
-    """Clusters that any document belongs to one of.
+    """Clusters that any document belongs to one of; arrays are float32."""
 
-    Attributes:
-      rarity: [words] float32, the weight of each hashed word.
-      directions: [directions, words] float32.
-      centres: [clusters, directions] float32.
-    """
-
-    rarity: np.ndarray
-    directions: np.ndarray
-    centres: np.ndarray
+    rarity: np.ndarray  # [words], the weight of each hashed word
+    directions: np.ndarray  # [directions, words]
+    centres: np.ndarray  # [clusters, directions]
 
     @classmethod
     def fit(
@@ -131,19 +124,12 @@ def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Noisy counts of private queries by the cluster of their document.
-
-    Attributes:
-      clusters: of the documents.
-      documents: of the corpus, by cluster; public.
-      counts: units of private pairs by the cluster of their document, with noise.
-      corpus: fingerprint of the corpus.
-    """
+    """Noisy counts of private queries by the cluster of their document."""
 
     clusters: DocumentClusters
-    documents: Sequence[int]
-    counts: Sequence[float]
-    corpus: str
+    documents: Sequence[int]  # of the corpus, by cluster; public
+    counts: Sequence[float]  # units of private pairs by cluster, with noise
+    corpus: str  # fingerprint
 
     def save(self, directory: pathlib.Path) -> None:
         """Writes it into a directory."""
@@ -184,19 +170,12 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Decides how many queries are written for each document; can be pickled.
-
-    Attributes:
-      clusters: of documents.
-      mean: number of queries of a document, by cluster.
-      queries: of all documents together, on average.
-      seed: public.
-    """
+    """Decides how many queries are written for each document; can be pickled."""
 
     clusters: DocumentClusters
-    mean: tuple[float, ...]
-    queries: int
-    seed: int
+    mean: tuple[float, ...]  # number of queries of a document, by cluster
+    queries: int  # of all documents together, on average
+    seed: int  # public
 
     def of(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
         """Yields each document with its number of queries, which can be 0.

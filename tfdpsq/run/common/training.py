@@ -281,8 +281,7 @@ def units_of(c: Context) -> Units:
 def with_steps(s: Any, n: int) -> Any:
     """Returns settings with the steps that their epochs take, of n units.
 
-    An epoch of shuffled batches leaves out what fills no batch: a step more would cost
-    what a whole epoch costs.
+    An epoch of shuffled batches leaves out what fills no batch.
     """
     if not s.epochs:
         return s
@@ -525,16 +524,13 @@ def fit(
 # -- Optimizer -------------------------------------------------------------------------
 
 
-def learning_rate(
-    peak: float, schedule: str, steps: int, warmup: int | None = None
-) -> Any:
+def learning_rate(peak: float, schedule: str, steps: int, warmup: int = 0) -> Any:
     """Returns the rate; "cosine" rises for a tenth of the steps, and falls to 1/20."""
     if schedule == "constant":
         return peak
-    warmup = steps // 10 if warmup is None else warmup
+    warmup = warmup or steps // 10
     return tf.keras.optimizers.schedules.CosineDecay(
-        # The first step counts, too.
-        peak / max(1, warmup),
+        peak / max(1, warmup),  # the first step counts, too
         max(1, steps - warmup),
         alpha=0.05,
         warmup_target=peak,

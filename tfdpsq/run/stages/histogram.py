@@ -2,10 +2,9 @@
 
     tfdpsq histogram --workdir=OUT --config.pairs=BEIR
 
-Queries are of some documents more than of others, and a generator that writes one for
-every document does not know. `synthesize --config.histogram=OUT` writes in proportion
-to these counts; `finetune --config.histogram=OUT` counts what they cost within its own
-epsilon, and the certificate of the generator, and of what it writes, is for both.
+`synthesize --config.histogram=OUT` writes queries in proportion to these counts;
+`finetune --config.histogram=OUT` counts what they cost within its own epsilon, and the
+certificate of the generator, and of what it writes, is for both.
 
 **Mechanism.** One step of the engine that trains models: the sum over all units of a
 vector that is clipped to L2 norm 1, and Gaussian noise, released once. The vector of a

@@ -8,8 +8,7 @@ private pairs by DP-SGD: "naive", "microbatch" and "public_negatives"; see
 `tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
 All methods stream their pairs, tokenised, to disk, four bytes for each of a row's
-`query_length + document_length` tokens, and read them a batch at a time: sets may have
-any size.
+`query_length + document_length` tokens, and read them a batch at a time.
 """
 
 from __future__ import annotations
