@@ -27,7 +27,6 @@ from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import DataError, InputError
 
 RUN_FILE = "run.trec"
-_BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
 _SCHEMA = """
@@ -115,15 +114,12 @@ def origin(c: Context) -> str:
             f"{c.settings.split!r} of {c.settings.pairs} in its present state. Mine "
             "for it, in the same workdir."
         )
-    by = mined["result"]["by"]
-    return f"the {own.count} best after {own.skip}, mined by {by} from {_BY_QUERY}"
+    by = f"{mined['result']['by']} from each query and public data alone"
+    return f"the {own.count} best after {own.skip}, mined by {by}"
 
 
 class NegativeTable:
-    """The hard negatives of the queries of pairs, on disk.
-
-    A document is skipped if it, or another with the same content, is a known answer.
-    """
+    """The queries' hard negatives, on disk: documents unlike all known answers."""
 
     def __init__(self, c: Context):
         """Reads answers, ranking and documents, each streamed."""

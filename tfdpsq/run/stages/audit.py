@@ -44,8 +44,7 @@ from tfdpsq.validation import InputError
 
 AUDIT_FILE = "audit.json"
 CONFIDENCE = 0.95
-# Shares of the canaries with a coin that are guessed to be in, and as many out: fixed
-# before their outcome is seen.
+# Shares of the coins' canaries guessed in, and out: fixed before the outcome is seen.
 GUESSES = (0.05, 0.2)
 _TOP = 10  # ranks that count as a hit, of 20 candidates or more
 
@@ -273,8 +272,7 @@ def _membership(subject: Subject) -> dict[str, Any]:
     scores, found = subject.scores(pairs), {}
     _, tokens = subject.preprocessor.queries(pair.query for pair in pairs)
     by_attack = subject.attacked(pairs, "likelihood_ratio", scores)
-    by_attack = {"loss": scores / np.asarray(tokens), **by_attack}
-    for name, each in by_attack.items():
+    for name, each in {"loss": scores / np.asarray(tokens), **by_attack}.items():
         attack = evaluation.attack_membership(each[inside], each[~inside])
         rates = attack.true_positive_rates.items()
         found[name] = {

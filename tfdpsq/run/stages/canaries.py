@@ -51,8 +51,7 @@ _FEWEST_COINS = 24  # fewer than two fall on one side in 3 of a million draws
 class InsertCanaries(Stage):
     """Inserts canaries into private pairs."""
 
-    name = "canaries"
-    kind = Canaries
+    name, kind = "canaries", Canaries
 
     @dataclasses.dataclass(frozen=True)
     class Settings(settings.Settings):

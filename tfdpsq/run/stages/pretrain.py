@@ -4,9 +4,8 @@
 
 Every batch has pseudo-queries to write and a contrastive task for the encoder (see
 `generator.pretraining`); no query is read. Writes the model with its vocabulary, and
-`pretraining.json` with the losses, those of held-out documents too. A killed run goes
-on from its last backup to the same weights, also under another `--strategy` (with
-dropout, a TPU draws other masks).
+`pretraining.json` with the losses. A killed run goes on from its last backup to the
+same weights, also under another `--strategy` (with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -203,10 +202,7 @@ def _fit(
 
 
 def _curve(file: pathlib.Path, every: int, steps: int) -> dict[str, Any]:
-    """Returns "steps" of the epochs' ends, mean "losses", and what "held_out" has.
-
-    An epoch whose backup was lost is there twice; the last one counts.
-    """
+    """Returns each epoch's last step and losses; of a repeated epoch, the last ones."""
     with open(file) as lines:
         epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
     found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}

@@ -177,9 +177,8 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
     embeddings.require_one_encoder(documents, queries)
     if not documents.by_embed and not s.encoder_is_public:
         raise InputError(
-            f"documents is {s.documents}, by {documents.encoder!r}, which embed did "
-            "not run. Set encoder_is_public to True if no private query had a part in "
-            "it."
+            f"documents is {s.documents}, by {documents.encoder!r}, not run by embed. "
+            "Set encoder_is_public to True if no private query had a part in it."
         )
     documents.require_made_of(c.inputs["corpus"], s.pairs)
     queries.require_made_of(c.inputs["pairs"], s.pairs, s.split)
@@ -207,8 +206,7 @@ def _encoding(
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
     """Returns what makes rows of pairs, each from its own pair and public data.
 
-    The rows are "query" [B, D] and "documents" [B, 1 + H, D]: the pair's own document,
-    then its hard negatives, zeros for none.
+    "query" is [B, D]; "documents" [B, 1 + H, D], its own, hard negatives, and zeros.
     """
     mined = c.given[hard_negatives.RUN] is not None
     find = hard_negatives.NegativeTable(c).find if mined else lambda query: []
