@@ -1,8 +1,7 @@
 """Hard negatives of pairs, that `mine` wrote, and the check of their origin.
 
 The negatives of one query must not depend on other queries: the certificate would not
-cover what they carry. A query's negatives leave out all of its answers, so those of one
-of its pairs depend on the others.
+cover what they carry. Those of one of its pairs depend on its others.
 """
 
 from __future__ import annotations

@@ -167,9 +167,8 @@ class Training(Stage):
         """Reports a training that diverged, once weights and certificate are kept."""
         if "diverged" in record["result"]:
             raise InputError(
-                f"{record['result']['diverged']} They are kept, with their "
-                "certificate. Lower the learning rate in a run of its own; a finite "
-                "epsilon adds up with this one's."
+                f"{record['result']['diverged']} They are kept. Lower the learning "
+                "rate in a run of its own; a finite epsilon adds up with this one's."
             )
 
 
