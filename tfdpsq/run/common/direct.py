@@ -70,7 +70,7 @@ def check(s: Any) -> None:
         own = name == "hard_negatives.run" and s.method == "public_negatives"
         if value not in derived and not own:
             raise InputError(
-                f"method is {s.method!r}, whose sensitivity is not derived for {name} "
+                f"method is {s.method!r}, whose sensitivity is not derived: {name} is "
                 f"{value!r}. Set {name} to {' or '.join(map(repr, derived))}."
             )
 
