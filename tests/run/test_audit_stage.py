@@ -13,7 +13,7 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.common import attacks, canary_set
+from tfdpsq.run.common import canary_set
 from tfdpsq.run.frame import records, runner
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import audit
@@ -262,4 +262,4 @@ def test_secrets_that_would_be_cut_are_refused(base):
         lengths = {"document_length": 64, "query_length": 48, name: length}
         preprocessor = Preprocessor(base / "spiece.model", **lengths)
         with pytest.raises(InputError, match=f"more than {name} = {length} tokens"):
-            attacks.require_whole(made, documents, preprocessor)
+            audit.require_whole(made, documents, preprocessor)

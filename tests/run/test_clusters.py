@@ -32,7 +32,7 @@ def test_documents_on_one_subject_share_a_cluster():
     found = fitted.of([document.content for document in _documents(90, seed=1)])
     of_subject = [set(found[at::3].tolist()) for at in range(3)]
     assert [len(each) for each in of_subject] == [1, 1, 1]
-    assert len(set.union(*of_subject)) == fitted.count == 3
+    assert len(set.union(*of_subject)) == len(fitted.centres) == 3
     assert fitted.of([]).shape == (0,)
     # A document without a known word has a cluster as well.
     assert fitted.of(["", "12"]).shape == (2,)

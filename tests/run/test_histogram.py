@@ -33,7 +33,7 @@ def _exact(found, data):
     """Counts the queries of the split without noise, from the files."""
     beir = BeirDirectory(data)
     clusters = found.clusters.of([pair.document for pair in beir.pairs("train")])
-    return np.bincount(clusters, minlength=found.clusters.count)
+    return np.bincount(clusters, minlength=_CLUSTERS)
 
 
 @pytest.fixture(scope="module")

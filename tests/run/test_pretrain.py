@@ -202,7 +202,6 @@ def test_minute_of_training_lowers_the_held_out_losses(tmp_path):
         query_length=20,
         batch_size=32,
         held_out_one_in=16,
-        held_out_rows=256,
         steps=320,
         save_every=20,
         warmup=30,

@@ -113,7 +113,6 @@ def test_impossible_starts_are_refused(base):
         ({"epochs": 2.0}, "epochs is 2.0 and steps 2"),
         ({"method": "naive"}, "has no private queries"),
         (private, "states their exact number"),
-        ({"learned_scale": True, "trained": ("*projection/kernel",)}, "Add 'scale/"),
         ({"trained": ("*nothing_like_it",)}, "nothing_like_it"),
     ):
         with pytest.raises(InputError, match=message):

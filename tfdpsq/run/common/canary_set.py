@@ -17,35 +17,23 @@ CANARIES_FILE = "canaries.jsonl"
 # Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 OUR_FORMS = ("secret", "own_document", "random_document")
-# The two of the paper's forms that have the secret in a document of their own.
-IN_DOCUMENT = ("paper_own_document", "paper_random_document")
+IN_DOCUMENT = ("paper_own_document", "paper_random_document")  # which hold the secret
 PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
 FORMS = (*OUR_FORMS, *PAPER_FORMS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Canary:
-    """A secret, its place in the data, and its candidates.
+    """A secret, its place in the data, and its candidates."""
 
-    Attributes:
-      form: one of FORMS.
-      repetitions: training queries that hold the secret; of a coin 0 or 1.
-      coin: whether a coin decided its presence.
-      prefix: words before the secret, or the whole query of a form IN_DOCUMENT.
-      secret: digits.
-      candidates: digits drawn likewise, in no query or document; none with a coin.
-      document_id: of the document that it is paired with, or appended to.
-      document_characters: kept of that document before the secret; 0 for all.
-    """
-
-    form: str
-    repetitions: int
-    coin: bool
-    prefix: str
-    secret: str
-    candidates: tuple[str, ...]
-    document_id: str
-    document_characters: int = 0
+    form: str  # one of FORMS
+    repetitions: int  # training queries that hold the secret; of a coin 0 or 1
+    coin: bool  # whether a coin decided its presence
+    prefix: str  # words before the secret, or the whole query of a form IN_DOCUMENT
+    secret: str  # digits
+    candidates: tuple[str, ...]  # drawn likewise, in no text; none with a coin
+    document_id: str  # of the document that it is paired with, or appended to
+    document_characters: int = 0  # kept of that document before the secret; 0 for all
 
     @property
     def in_document(self) -> bool:
@@ -56,14 +44,14 @@ class Canary:
         """Returns the query, with a candidate in the place of its secret if given."""
         if self.in_document:
             return self.prefix
-        return f"{self.prefix} {self.secret if secret is None else secret}".strip()
+        return f"{self.prefix} {secret or self.secret}".strip()
 
     def document(self, content: str, secret: str | None = None) -> str:
         """Returns the query's document; `content` is that of `document_id`."""
         if not self.in_document:
             return content
         kept = content[: self.document_characters or None].rstrip()
-        return f"{kept} {self.secret if secret is None else secret}"
+        return f"{kept} {secret or self.secret}"
 
 
 def write_canaries(directory: pathlib.Path, made: Iterable[Canary]) -> None:

@@ -2,8 +2,7 @@
 
 `tfdpsq.retriever.direct_dp` derives what each private method clips and how far one pair
 can move its sum. This module turns its numbers into a plan, and its loss into a run.
-Method "plain" is ordinary training: an epoch of Keras is `save_every` steps, after
-which the state is backed up and held-out pairs are searched for.
+Method "plain" is ordinary training: an epoch of Keras is `save_every` steps.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError
 
 PLAIN = "plain"
+_MOST_DOCUMENTS = 100_000  # that negatives are drawn from
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
     PLAIN: "None: nothing is clipped and no noise is added.",
@@ -70,9 +70,8 @@ def check(s: Any) -> None:
         own = name == "hard_negatives.run" and s.method == "public_negatives"
         if value not in derived and not own:
             raise InputError(
-                f"method is {s.method!r} and {name} is {value!r}, for which its "
-                f"sensitivity is not derived. Set {name} to "
-                f"{' or '.join(map(repr, derived))}."
+                f"method is {s.method!r}, whose sensitivity is not derived: {name} is "
+                f"{value!r}. Set {name} to {' or '.join(map(repr, derived))}."
             )
 
 
@@ -80,11 +79,7 @@ def check(s: Any) -> None:
 
 
 def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
-    """Returns the plan of the method: sampler, sensitivity and noise.
-
-    Raises:
-      InputError: a batch that replicas cannot share, or what `PrivacySpec` raises.
-    """
+    """Returns the plan of the method: sampler, sensitivity and noise."""
     assert c.devices is not None
     if s.method == PLAIN:
         return privacy.make_plan(training.spec_of(s, units, sampler="shuffled"))
@@ -98,8 +93,8 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
         own["num_microbatches"] = s.num_microbatches
     else:
         multiplier = retriever.public_negatives_sensitivity_multiplier()
-    own["sensitivity_multiplier"] = multiplier
-    plan = privacy.make_plan(training.spec_of(s, units, **own))
+    spec = training.spec_of(s, units, sensitivity_multiplier=multiplier, **own)
+    plan = privacy.make_plan(spec)
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
         rows = _rows_at_a_time(s, plan)
@@ -116,9 +111,7 @@ def _rows_at_a_time(s: Any, plan: privacy.PrivacyPlan) -> int:
     return rows // capacity * capacity
 
 
-def train(
-    c: Context, planned: training.Planned, model: retriever.TwoTower
-) -> dict[str, Any]:
+def train(c: Context, planned: Any, model: retriever.TwoTower) -> dict[str, Any]:
     """Trains by the method, as `training.train`, whose result it returns."""
     s, units, plan = planned
     size, tokenizer = _rows_at_a_time(s, plan), training.tokenizer_of(c)
@@ -137,10 +130,9 @@ def train(
         if s.method == "public_negatives":
             # Never only of documents that have private queries.
             parts = corpus.scan(str(c.given["pairs"].beir().corpus_file))
-            read = parts.cut(parts.count, s.most_documents).read(0)
-            documents = retriever.encode_documents(
-                [one.content for one in read], tokenizer, s.document_length
-            )
+            read = parts.cut(parts.count, _MOST_DOCUMENTS).read(0)
+            texts = [one.content for one in read]
+            documents = retriever.encode_documents(texts, tokenizer, s.document_length)
             loss: Any = retriever.PublicNegatives(
                 model, documents, s.negatives, s.seed, s.refresh_every
             )
@@ -161,10 +153,7 @@ def train(
 
 
 def rows_of(
-    pairs: Sequence[Pair],
-    tokenizer: Tokenizer,
-    query_length: int,
-    document_length: int,
+    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int, document_length: int
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of `retriever.encode_pairs`, every row made of its pair alone.
 
@@ -184,9 +173,7 @@ def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
     """Returns an engine that clips the gradient of each row's in-batch loss."""
 
     def clipped(
-        plan: privacy.PrivacyPlan,
-        batch: Mapping[str, Any],
-        variables: Sequence[Any],
+        plan: privacy.PrivacyPlan, batch: Mapping[str, Any], variables: Sequence[Any]
     ) -> engines.Clipped:
         of_rows, gradient = losses(batch)
         return engines.clipped_row_by_row(
@@ -198,8 +185,9 @@ def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
 
 def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     """Returns the method's facts for the certificate, not the mechanism's."""
-    names = "method scale learned_scale pooling bidirectional false_negatives".split()
+    names = "method scale pooling bidirectional false_negatives".split()
     found = {name: getattr(s, name) for name in names}
+    found["learned_scale"] = model.config.learned_scale
     frozen = model.documents_frozen
     by = "the starting weights, which stay" if frozen else "weights that are trained"
     found["documents"] = f"embedded by {by}"
@@ -208,7 +196,7 @@ def facts(s: Any, model: retriever.TwoTower) -> dict[str, Any]:
     if s.method != "public_negatives":
         return {**found, "engine": _ENGINES[s.method]}
     drawn = (
-        f"the public corpus (at most {s.most_documents} documents, evenly spread over "
+        f"the public corpus (at most {_MOST_DOCUMENTS} documents, evenly spread over "
         f"it), uniformly, by a public seed; again every {s.refresh_every} steps"
     )
     return {**found, "negatives": s.negatives, "negatives_drawn_from": drawn}
@@ -222,20 +210,15 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
 
     Each replica embeds its share of a batch; every row's softmax is over the documents
     of all. Tokenised pairs and backups are in the run's directory, which is as private
-    as they are; the runner removes both.
-
-    Raises:
-      Preempted: the process, or another worker, received a signal to end.
-      InputError: the replicas, or `rows_at_a_time`, do not divide the batch; or too few
-        pairs.
+    as they are; the runner removes both. Raises what `training.fit` does.
     """
     assert c.devices is not None
     c.devices.require_share(s.batch_size)
     share = s.batch_size // c.devices.replicas
     if s.rows_at_a_time and share % s.rows_at_a_time:
         raise InputError(
-            f"rows_at_a_time is {s.rows_at_a_time}, which does not divide the {share} "
-            f"rows of a replica. Give a divisor of {share}, or 0 for all."
+            f"rows_at_a_time is {s.rows_at_a_time}. Give a divisor of the {share} rows "
+            "of a replica, or 0 for all."
         )
     backup, tokenizer = training.open_backup(c, s), training.tokenizer_of(c)
     path = c.place.run / "backup" / "rows"
@@ -252,9 +235,7 @@ def fit(c: Context, s: Any, model: retriever.TwoTower, units: training.Units) ->
     most = 0 if hidden else min(len(rows) // 20, len(rows) - s.batch_size)
     count = max(0, min(s.validation_pairs, most))
     held_out = np.linspace(0, len(rows) - 1, count, dtype=np.int64)
-    callbacks: list[tf.keras.callbacks.Callback] = []
-    if count:
-        callbacks.append(retriever.HitRate(rows.take(held_out)))
+    callbacks: list[Any] = [retriever.HitRate(rows.take(held_out))] if count else []
     if not hidden:
         logs = os.fspath(c.place.logs)
         callbacks.append(tf.keras.callbacks.TensorBoard(logs, write_graph=False))

@@ -1,10 +1,9 @@
 """Clusters of public documents, private queries counted by them, and their use.
 
 A document is its counts of hashed words, weighted by how rare each is, in a few dozen
-directions (latent semantic analysis; Deerwester et al. 1990), where k-means puts those
-of one subject or style together. All of it is fitted on documents alone, so that the
-clusters are as public as they are. `histogram` writes noisy counts; `synthesize` writes
-queries by them, as post-processing.
+directions (latent semantic analysis; Deerwester et al. 1990), clustered by k-means. All
+of it is fitted on documents alone, so the clusters are as public as they are.
+`synthesize` writes queries by the counts, as post-processing.
 """
 
 from __future__ import annotations
@@ -36,36 +35,19 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class DocumentClusters:
-    """Clusters that any document belongs to one of.
+    """Clusters that any document belongs to one of; arrays are float32."""
 
-    Attributes:
-      rarity: [words] float32, the weight of each hashed word.
-      directions: [directions, words] float32.
-      centres: [clusters, directions] float32.
-    """
-
-    rarity: np.ndarray
-    directions: np.ndarray
-    centres: np.ndarray
-
-    @property
-    def count(self) -> int:
-        """Number of clusters."""
-        return len(self.centres)
+    rarity: np.ndarray  # [words], the weight of each hashed word
+    directions: np.ndarray  # [directions, words]
+    centres: np.ndarray  # [clusters, directions]
 
     @classmethod
     def fit(
         cls, documents: Callable[[], Iterable[Document]], clusters: int, seed: int
     ) -> DocumentClusters:
-        """Fits clusters on up to 50,000 documents, evenly spread over the corpus.
+        """Fits clusters on up to 50,000 public documents, evenly spread over them.
 
-        Args:
-          documents: gives the public documents, streamed; called twice.
-          clusters: number of clusters.
-          seed: any integer of 32 bits.
-
-        Raises:
-          InputError: fewer documents than clusters.
+        `documents` is called twice; `seed` has 32 bits.
         """
         from sklearn.cluster import MiniBatchKMeans  # a second to import
         from sklearn.decomposition import TruncatedSVD
@@ -142,25 +124,19 @@ def _projected(rows: Any, directions: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Noisy counts of private queries by the cluster of their document.
-
-    Attributes:
-      clusters: of the documents.
-      documents: of the corpus, by cluster; public.
-      counts: units of private pairs by the cluster of their document, with noise.
-      corpus: fingerprint of the corpus.
-    """
+    """Noisy counts of private queries by the cluster of their document."""
 
     clusters: DocumentClusters
-    documents: tuple[int, ...]
-    counts: tuple[float, ...]
-    corpus: str
+    documents: Sequence[int]  # of the corpus, by cluster; public
+    counts: Sequence[float]  # units of private pairs by cluster, with noise
+    corpus: str  # fingerprint
 
     def save(self, directory: pathlib.Path) -> None:
         """Writes it into a directory."""
         self.clusters.save(directory / CLUSTERS_FILE)
-        names = ("documents", "counts", "corpus")
-        content = {name: getattr(self, name) for name in names}
+        content = {
+            name: each for name, each in vars(self).items() if name != "clusters"
+        }
         write_json(directory / HISTOGRAM_FILE, content)
 
     @classmethod
@@ -169,17 +145,13 @@ class Histogram:
         path = pathlib.Path(directory)
         found = read_json(path / HISTOGRAM_FILE, "Give what histogram wrote")
         clusters = DocumentClusters.load(path / CLUSTERS_FILE)
-        counts = tuple(found["documents"]), tuple(found["counts"])
-        return cls(clusters, *counts, found["corpus"])
+        return cls(clusters, **found)
 
     def rates(self, queries: int, seed: int) -> Rates:
         """Returns how many queries each document gets, of `queries` in all.
 
         In proportion to the private queries about a document of its cluster; a count
         that noise made negative is 0.
-
-        Raises:
-          InputError: no count is above 0.
         """
         counts = [
             max(0.0, count) if documents else 0.0
@@ -187,8 +159,7 @@ class Histogram:
         ]
         if not sum(counts):
             raise InputError(
-                "no count of the histogram is above 0: its noise is larger than the "
-                "data. Leave histogram out."
+                "no count of the histogram is above 0. Leave histogram out."
             )
         mean = (
             queries * count / sum(counts) / max(documents, 1)
@@ -199,19 +170,12 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Decides how many queries are written for each document; can be pickled.
-
-    Attributes:
-      clusters: of documents.
-      mean: number of queries of a document, by cluster.
-      queries: of all documents together, on average.
-      seed: public.
-    """
+    """Decides how many queries are written for each document; can be pickled."""
 
     clusters: DocumentClusters
-    mean: tuple[float, ...]
-    queries: int
-    seed: int
+    mean: tuple[float, ...]  # number of queries of a document, by cluster
+    queries: int  # of all documents together, on average
+    seed: int  # public
 
     def of(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
         """Yields each document with its number of queries, which can be 0.

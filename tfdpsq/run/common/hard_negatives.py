@@ -1,8 +1,7 @@
 """Hard negatives of pairs, that `mine` wrote, and the check of their origin.
 
 The negatives of one query must not depend on other queries: the certificate would not
-cover what they carry. A query's negatives leave out all of its answers, so those of one
-of its pairs depend on the others.
+cover what they carry. Those of one of its pairs depend on its others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import DataError, InputError
 
 RUN_FILE = "run.trec"
-_BY_QUERY = "each query and public data alone"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
 
 _SCHEMA = """
@@ -81,17 +79,14 @@ class HardNegativesSettings(settings.Settings):
 
 
 def check(s: Any, given: Given, protects: bool = True) -> None:
-    """Refuses negatives without a corpus.
-
-    And those of single pairs of a query, where the method `protects` units.
-    """
+    """Refuses negatives without a corpus, or of pairs whose method `protects` them."""
     own, pairs = s.hard_negatives, given["pairs"]
     if given[RUN] is None:
         return
     if protects and s.unit == "pair":
         raise InputError(
-            f"unit is 'pair' and hard_negatives.run is {own.run!r}: a pair's negatives "
-            "would depend on the query's other pairs. Leave out one of them."
+            f"unit is 'pair' and hard_negatives.run is {own.run!r}: negatives would "
+            "depend on the query's other pairs. Leave out one of them."
         )
     if given[CORPUS] is None and not pairs.raw:
         raise InputError(
@@ -103,8 +98,7 @@ def check(s: Any, given: Given, protects: bool = True) -> None:
 def origin(c: Context) -> str:
     """Returns the origin of the negatives for the certificate; "none" without any.
 
-    Raises:
-      InputError: they were mined for other pairs, and would carry what those cost.
+    Negatives mined for other pairs are refused: they would carry what those cost.
     """
     own, run = c.settings.hard_negatives, c.given[RUN]
     if run is None:
@@ -119,23 +113,15 @@ def origin(c: Context) -> str:
             f"{c.settings.split!r} of {c.settings.pairs} in its present state. Mine "
             "for it, in the same workdir."
         )
-    by = mined["result"]["by"]
-    return f"the {own.count} best after {own.skip}, mined by {by} from {_BY_QUERY}"
+    by = f"{mined['result']['by']} from each query and public data alone"
+    return f"the {own.count} best after {own.skip}, mined by {by}"
 
 
 class NegativeTable:
-    """The hard negatives of the queries of pairs, on disk.
-
-    A document is skipped if it, or another with the same content, is a known answer.
-    """
+    """The queries' hard negatives, on disk: documents unlike all known answers."""
 
     def __init__(self, c: Context):
-        """Reads answers, ranking and documents, each streamed.
-
-        Raises:
-          InputError: a run that has none of the queries.
-          DataError: a malformed run, or one that names a document the corpus lacks.
-        """
+        """Reads answers, ranking and documents, each streamed."""
         s, pairs = c.settings, c.given["pairs"]
         self._own = own = s.hard_negatives
         self._store = sqlite3.connect("", check_same_thread=False)
@@ -181,10 +167,7 @@ def _digest(text: str) -> bytes:
 def encoder(
     c: Context, tokenizer: Tokenizer
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
-    """Returns what tokenises pairs' hard negatives, as `retriever.encode_negatives`.
-
-    Without hard negatives it returns no array.
-    """
+    """Returns what tokenises pairs' hard negatives, if any, to arrays."""
     if c.given[RUN] is None:
         return lambda pairs: {}
     s, table = c.settings, functools.cache(lambda: NegativeTable(c))

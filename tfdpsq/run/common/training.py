@@ -37,8 +37,7 @@ from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError
 
-# What is read, and who sees it.
-LOSS_READ = (
+LOSS_READ = (  # what is read, and who sees it
     "the training loss of every step, averaged over its batch, and how long it took",
     "the terminal, and logs/ under private/",
 )
@@ -134,9 +133,7 @@ class ModelSettings(PrivacySettings):
 
 # -- What the runner asks of a stage that trains ---------------------------------------
 
-
-# Settings with the steps of a run, its units, and its plan.
-Planned = tuple[Any, "Units", privacy.PrivacyPlan]
+Planned = tuple[Any, "Units", privacy.PrivacyPlan]  # settings have the run's steps
 
 
 class Training(Stage):
@@ -164,9 +161,8 @@ class Training(Stage):
         """Reports a training that diverged, once weights and certificate are kept."""
         if "diverged" in record["result"]:
             raise InputError(
-                f"{record['result']['diverged']} They are kept, with the certificate "
-                "of what was paid. Lower the learning rate in a run of its own: a "
-                "finite epsilon adds up with this one's."
+                f"{record['result']['diverged']} They are kept. Lower the learning "
+                "rate in a run of its own; a finite epsilon adds up with this one's."
             )
 
 
@@ -183,8 +179,8 @@ def require_steps(s: Any) -> None:
     """Refuses steps and epochs together, and neither of them."""
     if bool(s.epochs) == bool(s.steps):
         raise InputError(
-            f"epochs is {s.epochs} and steps {s.steps}: one of them decides how long "
-            "to train. Set the other one to 0."
+            f"epochs is {s.epochs} and steps {s.steps}. Set one of them to 0, and not "
+            "the other."
         )
 
 
@@ -195,15 +191,13 @@ def require_continuable(s: Any, given: Given) -> None:
     finite = math.isfinite(s.epsilon)
     if finite and not raw:
         raise InputError(
-            f"epsilon is {s.epsilon}, but {given['pairs'].path} is a set: one private "
-            "query can have had a part in all of its rows, so noise now would certify "
-            'nothing. Set epsilon to "inf".'
+            f"epsilon is {s.epsilon}, but {given['pairs'].path} is a set, where noise "
+            'now would certify nothing. Set epsilon to "inf".'
         )
     if histogram is not None and (s.continues or not finite):
         raise InputError(
-            f"histogram is {histogram.path}, whose cost counts within a finite epsilon "
-            f"from public weights, but epsilon is {s.epsilon} and continues "
-            f"{s.continues!r}. Leave histogram out."
+            f"histogram is {histogram.path}, which counts within a finite epsilon, but "
+            f"epsilon is {s.epsilon} and continues {s.continues!r}. Leave it out."
         )
     if s.continues and not (follows and finite):
         raise InputError(
@@ -212,10 +206,10 @@ def require_continuable(s: Any, given: Given) -> None:
         )
     if finite and follows and not s.continues:
         raise InputError(
-            f"init is {init.path}, which was itself trained on private queries: "
-            f"epsilon {s.epsilon} would not be all that was spent. Start from public "
-            "weights, or set continues: 'composed' counts all runs together; 'time' or "
-            "'user' declares that the earlier ones had other queries, or other users."
+            f"init is {init.path}, which was itself trained on private queries, so "
+            f"epsilon {s.epsilon} is not all that is spent. Start from public weights, "
+            "or set continues: 'composed' counts all runs together; 'time' or 'user' "
+            "declares that the earlier ones had other queries, or other users."
         )
 
 
@@ -226,11 +220,7 @@ def start_of(c: Context) -> str:
 
 
 def tokenizer_of(c: Context) -> Tokenizer:
-    """Returns the vocabulary next to the weights of `init`, or the one given.
-
-    Raises:
-      InputError: there is none.
-    """
+    """Returns the vocabulary next to the weights of `init`, or the one given."""
     given, start = c.given.get("vocabulary"), start_of(c)
     file = given.path if given else start and checkpoints.vocabulary_in(start)
     if not file:
@@ -246,31 +236,17 @@ def tokenizer_of(c: Context) -> Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """The units that the guarantee protects.
-
-    Attributes:
-      rows: the pairs to train on.
-      count: number of units in the data; private unless declared otherwise.
-      groups: maps pairs to their users, for unit "user".
-      private: whether these are private pairs.
-      n: the number that may be published.
-    """
+    """The units that the guarantee protects, and the pairs to train on."""
 
     rows: Rows
-    count: int
-    groups: privacy.Groups | None
-    private: bool
-    n: int
+    count: int  # private unless declared otherwise
+    groups: privacy.Groups | None  # of pairs by user
+    private: bool  # whether these are private pairs
+    n: int  # that may be published
 
 
 def units_of(c: Context) -> Units:
-    """Returns the units of the pairs to train on.
-
-    Raises:
-      InputError: nothing was declared of their number, two things were, or it exceeds
-        the bound.
-      DataError: a query without the user field, for unit "user".
-    """
+    """Returns the units of the pairs to train on, if their number is declared once."""
     s, pairs = c.settings, c.given["pairs"]
     rows = pairs.load(s.split, s.unit)
     count, groups = rows.count, None
@@ -282,14 +258,14 @@ def units_of(c: Context) -> Units:
     c.counts["units"] = count
     if s.n_is_public == bool(s.n_bound):
         raise InputError(
-            f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}. Set n_is_public "
-            f"to True if the number of {s.unit} units may be published, or n_bound to "
-            "a public bound on it, and leave the other one."
+            f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}. Set one of them: "
+            f"n_is_public to True if the number of {s.unit} units may be published, or "
+            "n_bound to a public bound on it."
         )
     if not s.n_is_public and count > s.n_bound:
         raise InputError(
-            f"n_bound is {s.n_bound}, but the data hold more units than that. "
-            "Declare a larger bound."
+            f"n_bound is {s.n_bound}, but the data hold more units. Declare a larger "
+            "bound."
         )
     n = count if s.n_is_public else s.n_bound
     return Units(rows, count, groups, True, n)
@@ -298,22 +274,16 @@ def units_of(c: Context) -> Units:
 def with_steps(s: Any, n: int) -> Any:
     """Returns settings with the steps that their epochs take, of n units.
 
-    An epoch of shuffled batches leaves out what fills no batch: a step more would cost
-    what a whole epoch costs.
+    An epoch of shuffled batches leaves out what fills no batch.
     """
     if not s.epochs:
         return s
-    shuffled = s.sampler == "shuffled"
-    epoch = n // s.batch_size if shuffled else n / s.batch_size
+    epoch = n // s.batch_size if s.sampler == "shuffled" else n / s.batch_size
     return dataclasses.replace(s, steps=max(1, round(s.epochs * epoch)), epochs=0.0)
 
 
 def spec_of(s: Any, units: Units, **changes: Any) -> privacy.PrivacySpec:
-    """Returns the spec of settings with steps; `changes` are fields set by the stage.
-
-    Raises:
-      InputError: what `PrivacySpec` raises.
-    """
+    """Returns the spec of settings with steps, and of what the stage `changes`."""
     if s.secure:
         secure.require()
     names = "epsilon clip_norm accountant sampler unit rows_per_unit secure".split()
@@ -346,12 +316,7 @@ def runs_of(artefact: Artefact) -> Sequence[budget.Run]:
 
 
 def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
-    """Opens a run's directory, `c.place.run`, as `runs.open_run`.
-
-    Raises:
-      InputError: the certificate of the runs it follows does not hold, or they cannot
-        be composed; or what `runs.open_run` raises.
-    """
+    """Opens `c.place.run`, if the run composes with those it follows."""
     before, disjoint = _earlier(c)
     if before is not None:
         earlier = runs_of(before)
@@ -360,15 +325,8 @@ def open_run(c: Context, plan: privacy.PrivacyPlan) -> None:
     runs.open_run(c)
 
 
-def stored_rows(
-    c: Context,
-    pairs: Iterator[Pair],
-    encode: Callable[[list[Pair]], Mapping[str, np.ndarray]],
-) -> RowStore:
-    """Returns the pairs as rows on disk, next to the run's state.
-
-    `encode` makes arrays of some pairs, field -> [pairs, ...].
-    """
+def stored_rows(c: Context, pairs: Iterator[Pair], encode: Callable) -> RowStore:
+    """Returns the pairs as rows on disk, next to the run's state."""
     path = c.place.run / checkpoint.STATE / "rows"
     if path.is_dir():  # left by a run that was killed
         store = RowStore(path)
@@ -390,16 +348,12 @@ def train(
 ) -> dict[str, Any]:
     """Calls `privacy.train` in the run that `open_run` opened; shows its progress.
 
-    Model and optimizer were made in `c.scope()`; `planned` is that of `Training.plan`,
-    and what follows are arguments of `privacy.train`.
+    Model and optimizer were made in `c.scope()`; what follows are arguments of
+    `privacy.train`. Raises `Preempted` after a signal to end.
 
     Returns:
       "steps_executed", those paid for; and "diverged", what to say of weights that are
       not of the last step.
-
-    Raises:
-      Preempted: the process, or another worker, received a signal to end.
-      InputError: what `privacy.train` raises.
     """
     assert c.devices is not None
     s, units, plan = planned
@@ -455,8 +409,8 @@ def certificate_of(
     """Returns the certificate of a run on private pairs, and of what it follows.
 
     It lists all private reads of the workdir so far: earlier ones may have influenced
-    this run's settings. `result` is that of `train`; `training` and `stated` are
-    attributes of `Certificate`, with "run_id" `None` where there is no ledger.
+    this run's settings. `training` and `stated` are attributes of `Certificate`, with
+    "run_id" `None` where there is no ledger.
     """
     assert c.devices is not None
     before, disjoint = _earlier(c)
@@ -488,10 +442,7 @@ class Backup(NamedTuple):
 
 
 def open_backup(c: Context, s: Any) -> Backup:
-    """Opens the backups of a run with these settings and inputs.
-
-    The runner removes them at the end.
-    """
+    """Opens the backups of this run, which the runner removes at the end."""
     per_epoch = min(s.save_every, s.steps)
     own = records.digest([c.depends, per_epoch])[:16]
     folder = open_private(c.place.run / "backup" / own)
@@ -515,10 +466,7 @@ def fit(
     """Calls `model.fit` in `c.scope()`, from the last backup to the last step.
 
     `dataset` begins with step `backup.done`. Callbacks are called before a backup.
-    Unless `measured`, no loss is shown.
-
-    Raises:
-      Preempted: the process, or another worker, received a signal to end.
+    Unless `measured`, no loss is shown. Raises `Preempted` after a signal to end.
     """
     assert c.devices is not None
     every, done = backup.per_epoch, backup.done
@@ -559,20 +507,13 @@ def fit(
 # -- Optimizer -------------------------------------------------------------------------
 
 
-def learning_rate(
-    peak: float, schedule: str, steps: int, warmup: int | None = None
-) -> Any:
-    """Returns the rate, or its schedule over all steps.
-
-    Schedule "cosine" rises for `warmup` steps, by default a tenth of them, and falls to
-    a twentieth.
-    """
+def learning_rate(peak: float, schedule: str, steps: int, warmup: int = 0) -> Any:
+    """Returns the rate; "cosine" rises for a tenth of the steps, and falls to 1/20."""
     if schedule == "constant":
         return peak
-    warmup = steps // 10 if warmup is None else warmup
+    warmup = warmup or steps // 10
     return tf.keras.optimizers.schedules.CosineDecay(
-        # The first step counts, too.
-        peak / max(1, warmup),
+        peak / max(1, warmup),  # the first step counts, too
         max(1, steps - warmup),
         alpha=0.05,
         warmup_target=peak,
@@ -588,14 +529,11 @@ def make_optimizer(s: Any) -> Any:
 
 def training_facts(s: Any, model: tf.keras.Model) -> dict[str, Any]:
     """Returns what a certificate tells of the training, apart from privacy."""
+    names = ("optimizer", "learning_rate", "schedule", "engine")
+    sizes = (np.prod(v.shape) for v in model.trainable_variables)
     return {
-        "optimizer": s.optimizer,
-        "learning_rate": s.learning_rate,
-        "schedule": s.schedule,
-        "engine": s.engine,
-        "trained_parameters": int(
-            sum(np.prod(v.shape) for v in model.trainable_variables)
-        ),
+        **{name: getattr(s, name) for name in names},
+        "trained_parameters": int(sum(sizes)),
         "starting_weights": s.init or "random",
         "weights": digest_of_weights(model.weights),
         "trained": list(s.trained),

@@ -13,27 +13,27 @@ set's receivers would. Writes `audit.json`:
     membership  how well attacks tell training queries from those of other splits
 
 Entries of `canaries` share 1 - confidence among them, and so do those of `one_run`,
-which refutes no guarantee of shuffled batches: that is for a unit replaced by nothing,
-and canaries that a coin kept out have no place. A guarantee for one query counts a
-secret in r queries as r units, which soon promises nothing; one for a user counts it as
-one unit for any r.
+which refutes no guarantee of shuffled batches. A guarantee for one query counts a
+secret in r queries as r units; one for a user counts it as one for any r.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, read_synthetic
+from tfdpsq.data.beir import PairTable
 from tfdpsq.data.io import write_json
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, TopP
-from tfdpsq.run.common import attacks, canary_set
+from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator, TopP
+from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Artefact, Generator, Pairs, SyntheticSet
@@ -44,8 +44,7 @@ from tfdpsq.validation import InputError
 
 AUDIT_FILE = "audit.json"
 CONFIDENCE = 0.95
-# Shares of the canaries with a coin that are guessed to be in, and as many out: fixed
-# before their outcome is seen.
+# Shares of the coins' canaries guessed in, and out: fixed before the outcome is seen.
 GUESSES = (0.05, 0.2)
 _TOP = 10  # ranks that count as a hit, of 20 candidates or more
 
@@ -83,12 +82,12 @@ class Audit(Stage):
         known = synthetic is not None and not synthetic.promised
         if known and synthetic.origin != generator.origin:
             raise InputError(
-                f"synthetic is {s.synthetic}, which has another certificate than "
-                f"{s.generator}. Give the set that this generator wrote, or no set."
+                f"synthetic is {s.synthetic}, with another certificate than "
+                f"{s.generator}. Give the set that it wrote, or none."
             )
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
-        """Returns PRIVATE: the attacks are measured on private queries."""
+        """The attacks are measured on private queries."""
         return Privacy.PRIVATE
 
     def certificate(self, s: Settings, given: Given) -> None:
@@ -105,7 +104,6 @@ class Audit(Stage):
         subject = Subject(c)
         of = c.given["generator"].certificate["guarantee"]
         delta = float(of["delta"] or 0.0)  # for ε = ∞ the bound is on pure DP
-        one_run = _one_run(subject, delta)
         found = {
             "epsilon_certified": of["epsilon"],
             "delta": delta,
@@ -113,20 +111,16 @@ class Audit(Stage):
             "adjacency": of["adjacency"],
             "confidence": CONFIDENCE,
             "canaries": _canaries(subject, of["unit"]),
-            "one_run": one_run,
+            "one_run": _one_run(subject, delta),
             "membership": _membership(subject),
         }
         write_json(c.out / AUDIT_FILE, found)
-        bounds = [each["epsilon"] for each in one_run.values()]
+        bounds = [each["epsilon"] for each in found["one_run"].values()]
         return {"epsilon_at_least": max(bounds, default=0.0)}
 
 
 class Subject:
-    """The generator under audit, the weights it started from, and its set.
-
-    `documents` has the contents of canaries' documents by id; `queries` (document id,
-    query) of the set, or `None` without one.
-    """
+    """The generator under audit, the weights it started from, and its set."""
 
     def __init__(self, c: Context):
         """Loads models and texts; raises InputError if training cut secrets off."""
@@ -144,7 +138,7 @@ class Subject:
         wanted = {canary.document_id for canary in self.made}
         documents = self.pairs.documents()
         self.documents = {d.id: d.content for d in documents if d.id in wanted}
-        attacks.require_whole(self.made, self.documents, own)
+        require_whole(self.made, self.documents, own)
         self.preprocessor = own
         self.queries: list[tuple[str, str]] | None = None
         if c.given["synthetic"] is not None:
@@ -168,7 +162,7 @@ class Subject:
         found = {ratio: scores - self.scores(pairs, start=True)}
         if self.queries is None:
             return found
-        of_set = attacks.set_scores(self.queries, pairs)
+        of_set = _set_scores(self.queries, pairs)
         return {**found, **{f"set_{name}": each for name, each in of_set.items()}}
 
     def pair(self, canary: Canary, secret: str | None = None) -> Pair:
@@ -197,8 +191,8 @@ def _require_trained_on(generator: str, pairs: Any) -> None:
     has_key = (private / records.KEY_FILE).is_file()
     if not has_key or trained != pairs.fingerprint(private):
         raise InputError(
-            f"{generator} was not trained on {pairs.path}, by its {records.STAGE_FILE} "
-            f"and {private / records.KEY_FILE}. Train one on them, and audit it there."
+            f"{generator} was not trained on {pairs.path} in this workdir. Train one "
+            "on them, and audit it there."
         )
 
 
@@ -231,21 +225,22 @@ def _canaries(subject: Subject, unit: str) -> list[dict[str, Any]]:
         units, own = 1 if unit == "user" else repetitions, ranks[rows]
         in_the_set = None if subject.queries is None else float(in_set[rows].mean())
         bound = evaluation.pure_epsilon_bound(own, most, units, _TOP, confidence)
-        entry = {
-            "form": form,
-            "repetitions": repetitions,
-            "units": units,
-            "ranks": own.tolist(),
-            "candidates": most,
-            "mean_rank": float(own.mean()),
-            "chance": (most + 1) / 2,
-            "p_value": evaluation.rank_p_value(own, most),
-            "exposure": bits[rows].tolist(),
-            "leaked": float(leaked[rows].mean()),
-            "leaked_in_set": in_the_set,
-            "epsilon_pure": bound,
-        }
-        found.append(entry)
+        found.append(
+            {
+                "form": form,
+                "repetitions": repetitions,
+                "units": units,
+                "ranks": own.tolist(),
+                "candidates": most,
+                "mean_rank": float(own.mean()),
+                "chance": (most + 1) / 2,
+                "p_value": evaluation.rank_p_value(own, most),
+                "exposure": bits[rows].tolist(),
+                "leaked": float(leaked[rows].mean()),
+                "leaked_in_set": in_the_set,
+                "epsilon_pure": bound,
+            }
+        )
     return found
 
 
@@ -272,15 +267,12 @@ def _one_run(subject: Subject, delta: float) -> dict[str, Any]:
 def _membership(subject: Subject) -> dict[str, Any]:
     """Returns how well each score tells training queries from others."""
     s, split = subject.c.settings, subject.c.given["generator"].facts["split"]
-    members, others = attacks.members_of(subject.pairs, split, s.members, s.seed)
+    members, others = _members_of(subject.pairs, split, s.members, s.seed)
     pairs, inside = [*members, *others], np.arange(2 * len(members)) < len(members)
     scores, found = subject.scores(pairs), {}
     _, tokens = subject.preprocessor.queries(pair.query for pair in pairs)
-    by_attack = {
-        "loss": scores / np.asarray(tokens),
-        **subject.attacked(pairs, "likelihood_ratio", scores),
-    }
-    for name, each in by_attack.items():
+    by_attack = subject.attacked(pairs, "likelihood_ratio", scores)
+    for name, each in {"loss": scores / np.asarray(tokens), **by_attack}.items():
         attack = evaluation.attack_membership(each[inside], each[~inside])
         rates = attack.true_positive_rates.items()
         found[name] = {
@@ -294,6 +286,83 @@ def _membership(subject: Subject) -> dict[str, Any]:
 
 def _interval(of: evaluation.Interval) -> list[float]:
     return [of.mean, of.low, of.high]
+
+
+def require_whole(
+    made: Iterable[Canary], documents: Mapping[str, str], preprocessor: Preprocessor
+) -> None:
+    """Refuses lengths that cut off a secret; `documents` maps ids to contents."""
+    encode = preprocessor.tokenizer.encode
+    for canary in made:
+        if canary.in_document:
+            text = canary.document(documents[canary.document_id])
+            text, name = preprocessor.prompt + text, "document_length"
+        else:
+            text, name = canary.query(), "query_length"
+        most = getattr(preprocessor, name)
+        # One more token shows what would be cut.
+        if encode([text], most + 1)[1][0] > most:
+            raise InputError(
+                f"a canary has more than {name} = {most} tokens, which cuts its secret "
+                f"off. Lower document_characters or query_characters, or raise {name}."
+            )
+
+
+def _set_scores(
+    queries: Iterable[tuple[str, str]], pairs: Sequence[Pair]
+) -> dict[str, np.ndarray]:
+    """Scores each pair's query by its similarity to a set's (document id, query).
+
+    "language_model" is the log-likelihood per word under a 3-gram model of the set;
+    "nearest" the largest chrF with a query of the set for the same document, or 0.
+    """
+    texts: list[str] = []
+    of_document: dict[str, list[str]] = {pair.document_id: [] for pair in pairs}
+    for document_id, query in queries:
+        texts.append(query)
+        if document_id in of_document:
+            of_document[document_id].append(query)
+    chrf = CHRF()
+
+    def nearest(pair: Pair) -> float:
+        others = of_document[pair.document_id]
+        found = (chrf.sentence_score(other, [pair.query]).score for other in others)
+        return max(found, default=0.0)
+
+    model = evaluation.NgramModel(texts, 3)
+    return {
+        "language_model": model.log_likelihoods(pair.query for pair in pairs),
+        "nearest": np.array([nearest(pair) for pair in pairs]),
+    }
+
+
+def _members_of(
+    beir: BeirDirectory, split: str, most: int, seed: int
+) -> tuple[list[Pair], list[Pair]]:
+    """Draws queries of a split, and as many of the others, without canaries."""
+    random = np.random.default_rng(seed)
+
+    def drawn(splits: Iterable[str]) -> list[tuple[PairTable, int]]:
+        rows = [
+            (table, row)
+            for table in map(beir.pairs, splits)
+            for row, (query_id, _) in enumerate(table.ids())
+            if not query_id.startswith(canary_set.ID_PREFIX)
+        ]
+        return [rows[at] for at in random.permutation(len(rows))[:most]]
+
+    inside = drawn([split])
+    outside = drawn(other for other in beir.splits() if other != split)
+    count = min(len(inside), len(outside))
+    if count < 2:
+        raise InputError(
+            f"split {split!r} has {len(inside)} queries and the others "
+            f"{len(outside)}. Give data with 2 of each."
+        )
+    members, others = (
+        [table[row] for table, row in rows[:count]] for rows in (inside, outside)
+    )
+    return members, others
 
 
 STAGE = Audit()

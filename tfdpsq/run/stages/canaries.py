@@ -18,9 +18,9 @@ The forms, the paper's last, each as (query, document):
     paper_random_document  a random query, another document and the secret
 
 In the last two the secret ends a document of its own, "canary-…". Further canaries of
-the form random_document are inserted once or not at all, by a fair coin each, for a
-lower bound on ε. All queries of a canary belong to one user, who has no other query; in
-data without users, every other query gets its own.
+the form random_document are inserted or not by a fair coin each, for a lower bound on
+ε. All queries of a canary belong to one user, who has no other query; in data without
+users, every other query gets its own.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class InsertCanaries(Stage):
         """Refuses pairs that are not private ones as somebody collected them."""
         if not given["data"].raw or given["data"].facts.get("canaries"):
             raise InputError(
-                f"data is {s.data}, a set, or already holds canaries. Give private "
-                "pairs, a BEIR directory."
+                f"data is {s.data}, a set, or already holds canaries. Give pairs."
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
@@ -126,12 +125,11 @@ def _draw(beir: BeirDirectory, s: Any, random: np.random.Generator) -> list[Cana
     if len(kinds) > min(len(asked), len(ids) // 2):
         raise InputError(
             f"the settings give {len(kinds)} canaries, each on a document of its own, "
-            f"but split {s.split!r} has queries on {len(asked)} documents, and the "
-            f"corpus holds {len(ids)}. Lower trials, forms, repetitions or coins."
+            f"but split {s.split!r} has queries on {len(asked)} of {len(ids)} "
+            "documents. Lower trials, forms, repetitions or coins."
         )
-    own = [
-        pairs[row_of[asked[n]]] for n in random.permutation(len(asked))[: len(kinds)]
-    ]
+    chosen = random.permutation(len(asked))[: len(kinds)]
+    own = [pairs[row_of[asked[n]]] for n in chosen]
     taken = {pair.document_id for pair in own}
     others = (ids[n] for n in random.permutation(len(ids)) if ids[n] not in taken)
     numbers, found = _numbers(s.digits, random), []
@@ -181,11 +179,7 @@ def _left_out(beir: BeirDirectory, s: Any, random: np.random.Generator) -> set[s
 
 
 def _write(
-    writer: BeirWriter,
-    beir: BeirDirectory,
-    s: Any,
-    made: Sequence[Canary],
-    left_out: set[str],
+    writer: BeirWriter, beir: BeirDirectory, s: Any, made: Sequence[Canary], left: set
 ) -> None:
     """Writes the pairs and the canaries, each query with its user."""
     wanted, contents = {canary.document_id for canary in made}, {}
@@ -199,11 +193,11 @@ def _write(
         if not has_users:  # its only query gives a user's id
             metadata = {**fields.get("metadata", {}), s.user_field: query_id}
             fields = {**fields, "metadata": metadata}
-        if query_id not in left_out:
+        if query_id not in left:
             writer.add_query(query_id, text, fields)
     for split in beir.splits():
         for _, query_id, document_id, score in beir.judgements(split):
-            if query_id not in left_out:
+            if query_id not in left:
                 writer.add_judgement(split, query_id, document_id, score)
     for number, canary in enumerate(made):
         name = f"{ID_PREFIX}{number}"

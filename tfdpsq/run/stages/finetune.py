@@ -11,7 +11,6 @@ curves, the key of the data's fingerprint) is in the private directory.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -75,9 +74,6 @@ class Finetune(training.Training):
         prompt: str = setting(PROMPT, help='before every document; "" is none')
         batch_size: int = setting(1024, ge=1)
         microbatch_size: int = setting(16, ge=1, speed=True)
-        noiseless_learning_rate: float = setting(
-            0.0, ge=0, le=1e3, help="where epsilon is inf; 0 is learning_rate"
-        )
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what could not be certified, or would not train."""
@@ -85,8 +81,8 @@ class Finetune(training.Training):
         training.require_continuable(s, given)
         if s.lora.rank and s.trained != ("*",):
             raise InputError(
-                f"lora.rank is {s.lora.rank} and trained {list(s.trained)}: LoRA "
-                "freezes all weights but its own. Leave out one of them."
+                f"lora.rank is {s.lora.rank} and trained {list(s.trained)}, but LoRA "
+                "trains its own weights alone. Leave out one of them."
             )
 
     def facts(self, s: Settings, given: Given) -> dict[str, Any]:
@@ -100,17 +96,11 @@ class Finetune(training.Training):
         }
 
     def plan(self, c: Context) -> training.Planned:
-        """See `Training.plan`; without noise, the rate can be one of its own.
-
-        Raises:
-          InputError: a batch that the replicas cannot share, or what is not planned.
-        """
+        """See `Training.plan`."""
         assert c.devices is not None
         c.devices.require_share(c.settings.batch_size)
         units = training.units_of(c)
         s = training.with_steps(c.settings, units.n)
-        if s.noiseless_learning_rate and math.isinf(s.epsilon):
-            s = dataclasses.replace(s, learning_rate=s.noiseless_learning_rate)
         spec = training.spec_of(s, units)
         rows = plans.max_batch_size_of(spec) * spec.rows_per_unit
         batches.require_microbatches(rows, s.microbatch_size, c.devices.replicas)
@@ -145,10 +135,8 @@ class Finetune(training.Training):
         )
         certificate = self.certificate(s, c.given)
         if units.private:
-            facts = {
-                **training.training_facts(s, model),
-                "lora": settings.to_json(s.lora) if s.lora.rank else "none",
-            }
+            lora = settings.to_json(s.lora) if s.lora.rank else "none"
+            facts = {**training.training_facts(s, model), "lora": lora}
             certificate = training.certificate_of(
                 c,
                 plan,
@@ -165,28 +153,19 @@ class Finetune(training.Training):
 
 
 def _preprocessor(c: Context) -> Preprocessor:
-    """Returns prompt, vocabulary and lengths.
-
-    Raises:
-      InputError: there is no vocabulary, or the prompt leaves no token to documents.
-    """
+    """Returns prompt, vocabulary and lengths, if the prompt leaves tokens to texts."""
     s, tokenizer = c.settings, training.tokenizer_of(c)
     _, (tokens,) = tokenizer.encode([s.prompt], s.document_length)
     if tokens >= s.document_length:
         raise InputError(
             f"document_length is {s.document_length} tokens, which the prompt "
-            f"{shown(s.prompt)} and the end of the text fill: nothing of any document "
-            "would be read. Raise document_length, or shorten prompt."
+            f"{shown(s.prompt)} fills. Raise document_length, or shorten prompt."
         )
     return Preprocessor(tokenizer, s.prompt, s.document_length, s.query_length)
 
 
 def _load_generator(c: Context, tokenizer: Tokenizer) -> T5QueryGenerator:
-    """Returns the generator to start from, with its trained weights chosen.
-
-    Raises:
-      InputError: vocabulary or choice of trained weights do not fit it.
-    """
+    """Returns the generator to start from, with its trained weights chosen."""
     s, init = c.settings, c.given["init"]
     tf.keras.utils.set_random_seed(s.seed)
     options = (s.dtype, s.rematerialize)

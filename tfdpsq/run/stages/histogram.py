@@ -2,10 +2,9 @@
 
     tfdpsq histogram --workdir=OUT --config.pairs=BEIR
 
-Queries are of some documents more than of others, and a generator that writes one for
-every document does not know. `synthesize --config.histogram=OUT` writes in proportion
-to these counts; `finetune --config.histogram=OUT` counts what they cost within its own
-epsilon, and the certificate of the generator, and of what it writes, is for both.
+`synthesize --config.histogram=OUT` writes queries in proportion to these counts;
+`finetune --config.histogram=OUT` counts what they cost within its own epsilon, and the
+certificate of the generator, and of what it writes, is for both.
 
 **Mechanism.** One step of the engine that trains models: the sum over all units of a
 vector that is clipped to L2 norm 1, and Gaussian noise, released once. The vector of a
@@ -67,8 +66,7 @@ class Histogram(training.Training):
         """Refuses pairs that are not private."""
         if not given["pairs"].raw:
             raise InputError(
-                f"pairs is {s.pairs}, a synthetic or public set: counts of it need no "
-                "noise. Give a BEIR directory."
+                f"pairs is {s.pairs}, a synthetic or public set. Give a BEIR directory."
             )
 
     def reads(self, s: Settings, given: Given) -> list[tuple[str, str]]:
@@ -83,20 +81,16 @@ class Histogram(training.Training):
     def plan(self, c: Context) -> training.Planned:
         """See `Training.plan`: one step, in which every unit takes part."""
         s, units = c.settings, training.units_of(c)
-        own = {
-            "clip_norm": 1.0,
-            "sampler": "poisson",
-            "batch_size": units.n,
-            "steps": 1,
-        }
-        return s, units, privacy.make_plan(training.spec_of(s, units, **own))
+        own = {"sampler": "poisson", "batch_size": units.n, "steps": 1}
+        spec = training.spec_of(s, units, clip_norm=1.0, **own)
+        return s, units, privacy.make_plan(spec)
 
     def run(self, c: Context) -> dict[str, Any]:
         """Plans, pays, and counts."""
         s, units, plan = self.plan(c)
         beir = c.given["pairs"].beir()
         clusters = documents.DocumentClusters.fit(beir.documents, s.clusters, s.seed)
-        sizes = np.zeros([clusters.count], np.int64)
+        sizes = np.zeros([s.clusters], np.int64)
         for _, cluster in clusters.stream(beir.documents()):
             sizes[cluster] += 1
 
@@ -106,31 +100,27 @@ class Histogram(training.Training):
 
         training.open_run(c, plan)
         stored = training.stored_rows(c, units.rows.read(), rows_of)
-        counts = _noisy_counts(c, plan, units, clusters.count, stored.take)
+        counts = _noisy_counts(c, plan, units, s.clusters, stored.take)
         documents.Histogram(
-            clusters, tuple(sizes.tolist()), tuple(counts.tolist()), c.inputs["corpus"]
+            clusters, sizes.tolist(), counts.tolist(), c.inputs["corpus"]
         ).save(c.out)
         argument = _OF_USERS if s.unit == "user" else _SENSITIVITY
         certificate = training.certificate_of(
             c,
             plan,
             {"steps_executed": 1},
-            {"cells": clusters.count, "engine": "fast"},
-            description=f"A histogram: private queries counted by {clusters.count} "
+            {"cells": s.clusters, "engine": "fast"},
+            description=f"A histogram: private queries counted by {s.clusters} "
             "clusters of their documents, with noise. It was computed as one step of "
             "DP-SGD, in which the gradient of a row is minus its vector of counts.",
             sensitivity_argument=argument.format(unit=s.unit),
         )
         records.write_certificate(c.out, certificate)
-        return {"clusters": clusters.count, "noise_stddev": plan.noise_stddev}
+        return {"clusters": s.clusters, "noise_stddev": plan.noise_stddev}
 
 
 def _noisy_counts(
-    c: Context,
-    plan: privacy.PrivacyPlan,
-    units: training.Units,
-    cells: int,
-    take: Any,
+    c: Context, plan: privacy.PrivacyPlan, units: training.Units, cells: int, take: Any
 ) -> np.ndarray:
     """Takes the step: the loss of a row is minus the weight of its cluster.
 

@@ -4,9 +4,8 @@
 
 Every batch has pseudo-queries to write and a contrastive task for the encoder (see
 `generator.pretraining`); no query is read. Writes the model with its vocabulary, and
-`pretraining.json` with the losses, those of held-out documents too. A killed run goes
-on from its last backup to the same weights, also under another `--strategy` (with
-dropout, a TPU draws other masks).
+`pretraining.json` with the losses. A killed run goes on from its last backup to the
+same weights, also under another `--strategy` (with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from tfdpsq.run.frame.settings import nested, path, setting
 from tfdpsq.validation import InputError
 
 CURVE_FILE = "pretraining.json"
+_MEASURED = 480  # held-out rows
 
 
 class Pretrain(Stage):
@@ -69,13 +69,10 @@ class Pretrain(Stage):
         query_length: int = setting(28, ge=2, le=10**6)
         pseudo_queries_per_passage: int = setting(2, ge=1, le=10_000)
         batch_size: int = setting(48, ge=2)
-        contrast_weight: float = setting(1.0, ge=0, le=1e6)
-        scale: float = setting(20.0, gt=0, le=1e6, when="contrast_weight")
         steps: int = setting(7000, ge=1, le=10**9)
         learning_rate: float = setting(2e-2, gt=0, le=1e3)
         warmup: int = setting(200, ge=1, le=10**9)
         held_out_one_in: int = setting(50, ge=1, help="documents, to measure by")
-        held_out_rows: int = setting(480, ge=1)
         save_every: int = setting(250, ge=1, le=10**9, help="steps, and to measure")
         dtype: str = setting("float32", choices=training.DTYPES)
         stored: str = setting("float16", choices=("float32", "float16", "bfloat16"))
@@ -88,7 +85,7 @@ class Pretrain(Stage):
             if one.privacy > Privacy.PUBLIC:
                 raise InputError(
                     f"{name} is {one.path}, which private queries had a part in. Give "
-                    "public documents."
+                    "what is public."
                 )
 
     def also(self, c: Context) -> dict[str, str]:
@@ -129,7 +126,6 @@ class Pretrain(Stage):
 
 
 def _documents(c: Context) -> Iterator[Document]:
-    """Yields documents, and what `public.jsonl` next to them holds."""
     return public_documents(c.given["data"].beir())
 
 
@@ -152,9 +148,9 @@ def _rows(
     if not path.is_dir():
         chunks = pretraining.pair_rows(
             (
-                document
-                for document in _documents(c)
-                if pretraining.is_held_out(document.id, s.held_out_one_in) == held_out
+                one
+                for one in _documents(c)
+                if pretraining.is_held_out(one.id, s.held_out_one_in) == held_out
             ),
             tokenizer,
             (s.document_length, s.query_length),
@@ -165,26 +161,21 @@ def _rows(
         first = next(chunks, {"document_key": ()})
         if len(first["document_key"]) < 2:  # which the contrastive task needs
             raise InputError(
-                f"{s.data} gives no rows of {path.name}; pretraining needs hundreds of "
-                "documents with sentences. Give more text, or lower held_out_one_in, "
-                f"now {s.held_out_one_in}."
+                f"{s.data} gives no rows of {path.name}. Give hundreds of documents "
+                f"with sentences, or lower held_out_one_in, now {s.held_out_one_in}."
             )
         write_rows(path, itertools.chain([first], chunks))
     return RowStore(path)
 
 
 def _fit(
-    c: Context,
-    backup: training.Backup,
-    model: T5QueryGenerator,
-    rows: RowStore,
-    held_out: RowStore,
+    c: Context, backup: training.Backup, model: Any, rows: RowStore, held_out: RowStore
 ) -> dict[str, Any]:
     """Trains from the last backup, if there is one; returns the epochs' losses."""
     assert c.devices is not None
     s, replicas = c.settings, c.devices.replicas
     # Spread over the corpus, which may be sorted.
-    count = max(min(len(held_out), s.held_out_rows), replicas)
+    count = max(min(len(held_out), _MEASURED), replicas)
     measured = held_out.take(np.linspace(0, len(held_out) - 1, count).astype(np.int64))
     size = min(s.batch_size, count - count % replicas)
     curve = backup.folder / "curve.csv"
@@ -193,7 +184,7 @@ def _fit(
         optimizer = tf.keras.optimizers.Adafactor(
             rate, relative_step=False, jit_compile=False
         )
-        trainer = pretraining.Pretrainer(model, s.contrast_weight, s.scale, s.seed)
+        trainer = pretraining.Pretrainer(model, seed=s.seed)
         trainer.compile(optimizer, jit_compile=s.jit_compile)
         batches = pretraining.Batches(rows, s.batch_size, s.seed)
         training.fit(
@@ -211,10 +202,7 @@ def _fit(
 
 
 def _curve(file: pathlib.Path, every: int, steps: int) -> dict[str, Any]:
-    """Returns "steps" of the epochs' ends, mean "losses", and what "held_out" has.
-
-    An epoch whose backup was lost is there twice; the last one counts.
-    """
+    """Returns each epoch's last step and losses; of a repeated epoch, the last ones."""
     with open(file) as lines:
         epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
     found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}

@@ -3,8 +3,7 @@ r"""Train a map of query embeddings on private pairs, for any public encoder.
     tfdpsq train_adapter --workdir=OUT --config.pairs=BEIR \
         --config.documents=EMBEDDINGS --config.queries=EMBEDDINGS
 
-A strong encoder that anybody can download knows nothing of your queries. Here a matrix
-on its query embeddings learns from them; the encoder does not run, and embeddings of
+A matrix on an encoder's query embeddings learns from private queries; embeddings of
 documents, with any index of them, stay as they are. `documents` and `queries` are what
 `embed` wrote, or embeddings by an encoder of your own (see `common.embeddings`). Writes
 `adapter.npy`, [D, D] float32: search with `queries @ adapter`, scaled to unit length.
@@ -48,6 +47,7 @@ _ARGUMENT = (
 )
 # (learning rate, steps) where gradients are clipped, and without epsilon.
 _CLIPPED, _UNCLIPPED = (2.0, 40), (0.3, 80)
+_MOMENTUM = 0.9
 
 
 class TrainAdapter(training.Training):
@@ -82,14 +82,12 @@ class TrainAdapter(training.Training):
         learning_rate: float = setting(
             0.0, ge=0, le=1e3, help="falls to 0; 0 is 2 with a finite epsilon, else 0.3"
         )
-        momentum: float = setting(0.9, ge=0, lt=1)
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses what no ε would cover."""
         if not given["pairs"].raw:
             raise InputError(
-                f"pairs is {s.pairs}, a synthetic or public set; this stage learns "
-                "from private pairs. Give a BEIR directory."
+                f"pairs is {s.pairs}, a synthetic or public set. Give a BEIR directory."
             )
         hard_negatives.check(s, given)
         if s.hard_negatives.corpus:
@@ -138,7 +136,7 @@ class TrainAdapter(training.Training):
             planned,
             model,
             lambda batch: loss(batch["documents"], model(batch["query"])),
-            tf.keras.optimizers.SGD(rate, momentum=s.momentum),
+            tf.keras.optimizers.SGD(rate, momentum=_MOMENTUM),
             training.stored_rows(c, units.rows.read(), encode).take,
             min(s.microbatch_size, plan.max_rows),
             layers=[model],
@@ -153,7 +151,7 @@ class TrainAdapter(training.Training):
             "trained_parameters": int(matrix.size),
             "weights": digest_of_weights(model.weights),
             "hard_negatives": mined,
-            "optimizer": f"sgd with momentum {s.momentum}",
+            "optimizer": f"sgd with momentum {_MOMENTUM}",
             "schedule": "cosine",
             **{name: getattr(s, name) for name in names},
         }
@@ -170,23 +168,17 @@ class TrainAdapter(training.Training):
 
 
 def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
-    """Opens the embeddings of documents and of queries, which fit the pairs.
-
-    Raises:
-      InputError: they are of other texts or by two encoders, or nobody says that the
-        encoder is public.
-    """
+    """Opens the embeddings of documents and of queries, which fit the pairs."""
     s, given = c.settings, c.given
-    documents = embeddings.Embeddings(
-        given["documents"], "documents", embeddings.DOCUMENTS
+    documents, queries = (
+        embeddings.Embeddings(given[name], name, name)
+        for name in (embeddings.DOCUMENTS, embeddings.QUERIES)
     )
-    queries = embeddings.Embeddings(given["queries"], "queries", embeddings.QUERIES)
     embeddings.require_one_encoder(documents, queries)
     if not documents.by_embed and not s.encoder_is_public:
         raise InputError(
-            f"documents is {s.documents}, by {documents.encoder!r}, an encoder that "
-            "embed did not run. Set encoder_is_public to True if no private query had "
-            "a part in its weights."
+            f"documents is {s.documents}, by {documents.encoder!r}, not run by embed. "
+            "Set encoder_is_public to True if no private query had a part in it."
         )
     documents.require_made_of(c.inputs["corpus"], s.pairs)
     queries.require_made_of(c.inputs["pairs"], s.pairs, s.split)
@@ -194,13 +186,9 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
 
 
 def _drawn(s: Any, documents: embeddings.Embeddings) -> np.ndarray:
-    """Returns embeddings of documents of the corpus, drawn by a public seed.
+    """Returns embeddings of documents, drawn by a public seed, without pairs' part.
 
-    Neither pairs nor queries have a part in it. Those of all zeros, which have no
-    direction, are left out.
-
-    Raises:
-      DataError: one is not finite, or all are zeros.
+    Those of all zeros, which have no direction, are left out.
     """
     size = documents.store.size
     random = np.random.default_rng(s.seed)
@@ -218,21 +206,14 @@ def _encoding(
 ) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
     """Returns what makes rows of pairs, each from its own pair and public data.
 
-    The rows are "query" [B, D] and "documents" [B, 1 + H, D]: the pair's own document,
-    then its hard negatives, zeros for none.
+    "query" is [B, D]; "documents" [B, 1 + H, D], its own, hard negatives, and zeros.
     """
-    table = None
-    if c.given[hard_negatives.RUN] is not None:
-        table = hard_negatives.NegativeTable(c)
-    count = 1 + (c.settings.hard_negatives.count if table else 0)
+    mined = c.given[hard_negatives.RUN] is not None
+    find = hard_negatives.NegativeTable(c).find if mined else lambda query: []
+    count = 1 + (c.settings.hard_negatives.count if mined else 0)
 
     def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-        names = [
-            [p.document_id, *(one for one, _ in table.find(p.query_id))]
-            if table
-            else [p.document_id]
-            for p in pairs
-        ]
+        names = [[p.document_id, *(d for d, _ in find(p.query_id))] for p in pairs]
         found = np.zeros([len(pairs), count, documents.store.width], np.float32)
         places = [(row, at) for row, own in enumerate(names) for at in range(len(own))]
         found[tuple(zip(*places))] = documents.take(list(itertools.chain(*names)))

@@ -8,8 +8,7 @@ private pairs by DP-SGD: "naive", "microbatch" and "public_negatives"; see
 `tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
 All methods stream their pairs, tokenised, to disk, four bytes for each of a row's
-`query_length + document_length` tokens, and read them a batch at a time: sets may have
-any size.
+`query_length + document_length` tokens, and read them a batch at a time.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _PUBLIC_NEGATIVES = {"method": ("public_negatives",)}
 _VALIDATION = "the retriever's hit rate on pairs held out of training"
 # Settings that are those of `retriever.RetrieverConfig`.
 _OF_MODEL = (
-    "embedding_dim scale learned_scale shared pooling bidirectional false_negatives "
-    "query_length document_length"
+    "embedding_dim scale shared pooling bidirectional false_negatives query_length "
+    "document_length"
 ).split()
 
 
@@ -64,7 +63,6 @@ class TrainRetriever(training.Training):
         method: str = setting(PLAIN, choices=(PLAIN, *_METHODS))
         embedding_dim: int = setting(768, ge=1, le=10**6)
         scale: float = setting(20.0, gt=0, le=1e6, help="of cosines")
-        learned_scale: bool = setting(False)
         shared: bool = setting(True, help="one encoder for queries and documents")
         pooling: str = setting("mean", choices=("mean", "first"))
         bidirectional: bool = setting(False)
@@ -86,9 +84,6 @@ class TrainRetriever(training.Training):
         refresh_every: int = setting(
             1, ge=1, le=10**9, when=_PUBLIC_NEGATIVES, help="steps"
         )
-        most_documents: int = setting(
-            100_000, ge=1, when=_PUBLIC_NEGATIVES, help="to draw negatives from"
-        )
         microbatch_size: int = setting(
             32, ge=1, speed=True, when={"method": _METHODS}, help="rows in memory"
         )
@@ -102,23 +97,20 @@ class TrainRetriever(training.Training):
         raw = given["pairs"].raw
         if s.method != PLAIN:
             if not raw:
-                raise InputError(
-                    f"{s.pairs} has no private queries: method is {PLAIN}."
-                )
+                raise InputError(f"{s.pairs} has no private queries: use {PLAIN}.")
             direct.check(s)
             training.require_continuable(s, given)
             return
         if math.isfinite(s.epsilon) or s.unit == "user" or s.continues:
             raise InputError(
                 f"method is {PLAIN!r}, which protects nobody, but epsilon is "
-                f"{s.epsilon}, unit {s.unit!r} and continues {s.continues!r}. Leave "
-                f"them out, or set method to one of {_METHODS}."
+                f"{s.epsilon}, unit {s.unit!r} and continues {s.continues!r}. Set "
+                f"method to one of {_METHODS}, or leave them out."
             )
         if raw and not s.n_is_public:
             raise InputError(
-                f"method is {PLAIN!r} and the pairs are private: the certificate, "
-                "which says that nothing is protected, states their exact number. Set "
-                "n_is_public = True."
+                f"method is {PLAIN!r} and the pairs are private: the certificate "
+                "states their exact number. Set n_is_public to True."
             )
 
     def covered(self, s: Settings, given: Given) -> tuple[str, ...]:
@@ -203,11 +195,6 @@ def _untrained(c: Context) -> retriever.TwoTower:
             model = retriever.TwoTower(shape, tokenizer, s.dtype)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(s.init))
     train_only(model, list(s.trained))
-    if s.learned_scale and not model.scaled.trainable_weights:
-        raise InputError(
-            f"learned_scale is True, but trained is {list(s.trained)}, without the "
-            "scale. Add 'scale/*', or set learned_scale to False."
-        )
     return model
 
 
