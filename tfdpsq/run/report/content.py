@@ -117,17 +117,11 @@ def _training(runs: Sequence[Planned]) -> dict[str, Any]:
 def examples(
     data: str, split: str, most: int, sets: Mapping[str, pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Shows the same documents of private pairs in several synthetic sets.
-
-    Args:
-      data: the private pairs.
-      split: of the pairs.
-      most: documents to show.
-      sets: directories by label.
+    """Returns what `sets`, directories by label, hold for documents of private pairs.
 
     Returns:
-      {document, original_query, synthetic: {label: queries}} of the first documents
-      that are in all sets.
+      {document, original_query, synthetic: {label: queries}} of the first `most`
+      documents that are in all sets.
     """
     if not most:
         return []
