@@ -48,11 +48,11 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
             for label, each in sets.items()
         },
         "audits": {
-            each.step.label: io.read_json(
-                pathlib.Path(each.place.path, "audit.json"), _REMEDY
+            e.step.label: io.read_json(
+                pathlib.Path(e.place.path, "audit.json"), _REMEDY
             )
-            for each in planned
-            if each.step.stage.name == "audit"
+            for e in planned
+            if e.step.stage.name == "audit"
         },
         "seconds": {each.step.label: records.seconds(each.place) for each in planned},
         "peak_memory_gib": max(
