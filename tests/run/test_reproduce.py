@@ -131,9 +131,6 @@ def test_kendalls_tau_counts_pairs():
         found = tables.kendall(list(ours), list(paper))
         assert found["tau"] == pytest.approx(np.mean(agree))
         assert found["rows"] == size
-    # All 4! orders are equally likely by chance: two of them agree as perfectly.
-    found = tables.kendall([1, 2, 3, 4], [5, 6, 7, 9])
-    assert found["p_value"] == pytest.approx(2 / 24)
     for ours, paper in (([1, 1], [1, 2]), ([1], [2])):
         assert tables.kendall(ours, paper)["tau"] is None
 

@@ -35,21 +35,13 @@ FLAWED = ("arguana", "fiqa", "trec-covid")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A corpus and its queries: a set, or a forum of CQADupStack.
+    """A corpus and its queries: a set, or a forum of CQADupStack."""
 
-    Attributes:
-      name: such as "scifact" or "cqadupstack/android"; "" for the pairs' own split.
-      path: the BEIR directory, or "pydocs".
-      split: name of the qrels.
-      ignore_identical_ids: whether a document with the query's own id is left out.
-      as_published: whether known flaws are accepted; see `BeirDirectory`.
-    """
-
-    name: str
-    path: str
+    name: str  # "scifact" or "cqadupstack/android"; "" for the pairs' own split
+    path: str  # the BEIR directory, or "pydocs"
     split: str
-    ignore_identical_ids: bool = False
-    as_published: bool = False
+    ignore_identical_ids: bool = False  # leave out a document with the query's own id
+    as_published: bool = False  # accept known flaws; see `BeirDirectory`
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
@@ -60,18 +52,7 @@ class Part:
 
 def parts_of(name: str, path: str) -> list[Part]:
     """Returns the parts of a set, with the rules that go with BEIR's name of it."""
-    whole = Part(
-        name,
-        path,
-        SPLITS.get(name, "test"),
-        name in QUERIES_ARE_DOCUMENTS,
-        name in FLAWED,
-    )
+    rules = (SPLITS.get(name, "test"), name in QUERIES_ARE_DOCUMENTS, name in FLAWED)
     if name != CQADUPSTACK:
-        return [whole]
-    return [
-        dataclasses.replace(
-            whole, name=f"{name}/{forum}", path=os.path.join(path, forum)
-        )
-        for forum in FORUMS
-    ]
+        return [Part(name, path, *rules)]
+    return [Part(f"{name}/{f}", os.path.join(path, f), *rules) for f in FORUMS]

@@ -6,13 +6,14 @@ A card says only what the set's manifest holds, so it may go where the set goes.
 from __future__ import annotations
 
 import math
-import os
-import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.data.io import atomic_write
+from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.places import Privacy
+from tfdpsq.run.frame.runner import Context
 
 FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
@@ -28,9 +29,19 @@ _LIMITS = (
 )
 
 
-def write(directory: str | os.PathLike, manifest: Mapping[str, Any]) -> None:
-    """Writes a set's card."""
-    atomic_write(pathlib.Path(directory) / FILE_NAME, text(manifest))
+def write_set(
+    c: Context,
+    rows: Iterable[SyntheticQuery],
+    certificate: dict[str, Any] | None,
+    shards: int = 1,
+    **more: Any,
+) -> dict[str, Any]:
+    """Writes a stage's set with its card; `more` is of its provenance."""
+    provenance, word = {**c.provenance(), **more}, c.privacy.word
+    out = c.out / SET
+    manifest = write_synthetic(out, rows, provenance, certificate, shards, word)
+    atomic_write(out / FILE_NAME, text(manifest))
+    return manifest
 
 
 def text(manifest: Mapping[str, Any]) -> str:

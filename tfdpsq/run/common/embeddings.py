@@ -84,12 +84,7 @@ class Embeddings:
             yield names, unit_length(vectors)
 
     def require(self, names: Iterable[str], of: str = "") -> None:
-        """Refuses texts without an embedding; and with `of`, any that are not theirs.
-
-        Args:
-          names: ids, each once.
-          of: what has the texts, if these are all that it has.
-        """
+        """Refuses ids without an embedding; with `of`, their owner, any others, too."""
         count = 0
         for name in names:
             count += 1
@@ -107,10 +102,7 @@ class Embeddings:
     def require_made_of(self, fingerprint: str, path: str, split: str = "") -> None:
         """Refuses what `embed` made of other texts; their ids may be the same.
 
-        Args:
-          fingerprint: of the corpus, or of private pairs under this workdir's key.
-          path: of these, for the error.
-          split: of the queries.
+        `fingerprint` is of the corpus, or of private pairs under this workdir's key.
         """
         if not self.by_embed:
             return

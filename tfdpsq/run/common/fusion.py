@@ -82,16 +82,7 @@ def reranked(
     beir: BeirDirectory,
     scope: Scope,
 ) -> Run:
-    """Orders the best documents of the base with a generator.
-
-    Args:
-      own: the settings.
-      generator: its directory.
-      base: the run of `own.base`.
-      queries: {query id: text} of all queries in it.
-      beir: the documents, which are read once, as a stream.
-      scope: what the model is made in.
-    """
+    """Orders the best documents of the run `base` with a generator, a directory."""
     best = {q: dict(evaluation.ranked(hits)[: own.depth]) for q, hits in base.items()}
     wanted: dict[str, list[str]] = {}
     for query, hits in best.items():

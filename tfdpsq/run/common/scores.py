@@ -128,15 +128,10 @@ def summary_of_sets(found: Sequence[Measured], s: Any) -> dict[str, Any]:
     for one in found:
         sets.setdefault(one.test.name.partition("/")[0], []).append(one)
     each = {name: summary(parts, s) for name, parts in sets.items()}
-    mean = {
-        system: {
-            metric: float(
-                np.mean([of["systems"][system][metric] for of in each.values()])
-            )
-            for metric in METRICS
-        }
-        for system in found[0].systems
-    }
+    mean: dict[str, dict[str, float]] = {}
+    for system in found[0].systems:
+        rows = [of["systems"][system] for of in each.values()]
+        mean[system] = {m: float(np.mean([row[m] for row in rows])) for m in METRICS}
     return {"sets": each, "mean": {"sets": len(sets), "systems": mean}}
 
 

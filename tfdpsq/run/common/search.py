@@ -72,18 +72,9 @@ class Retrievers:
         documents: Callable[[], Iterable[Document]],
         index: str,
     ) -> Iterator[tuple[str, Run]]:
-        """Yields the k best documents by some retrievers.
+        """Yields the k best documents for `queries`, {id: text}, by some retrievers.
 
-        Those that differ in their query towers alone are searched together, so that the
-        documents are embedded once.
-
-        Args:
-          names: of the retrievers.
-          part: name of the queries, which are embedded once.
-          queries: {query id: text}.
-          k: documents a query.
-          documents: streams the documents.
-          index: see `retriever.index.top_k_layer`.
+        Those that differ in their query towers alone share one pass over `documents`.
         """
         together = dict[str, dict[str, np.ndarray]]()
         for name in names:
@@ -114,10 +105,7 @@ class Retrievers:
 def adapted(path: str, queries: np.ndarray, documents: Embeddings) -> np.ndarray:
     """Maps embeddings [n, D] of queries as `layers.QueryAdapter` does.
 
-    Args:
-      path: what `train_adapter` wrote, or "embeddings" for the queries as they are.
-      queries: their embeddings.
-      documents: what is searched.
+    `path` is what `train_adapter` wrote, or "embeddings" for the queries as they are.
 
     Raises:
       InputError: it was trained for another encoder than that of the documents.

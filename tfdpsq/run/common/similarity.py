@@ -71,9 +71,8 @@ def measure(
     control = _distances(held_out, training) if apart else np.zeros(0)
     results = {}
     for name, place in sets.items():
-        rows = read_synthetic(place)
-        written = [r for r in rows if r.document_id in references]
-        pairs = [(row.query, references[row.document_id]) for row in written]
+        rows = (r for r in read_synthetic(place) if r.document_id in references)
+        pairs = [(row.query, references[row.document_id]) for row in rows]
         count = read_manifest(place)["count"]
         sample = _sample(own, _queries(place), count)
         size = min(len(sample), len(held_out))
@@ -147,14 +146,11 @@ def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
     """Compares samples of synthetic and held-out queries of the same size."""
     own, other = evaluation.diversity_of(ours), evaluation.diversity_of(theirs)
     difference = evaluation.diversity_difference(ours, theirs)
-    return {
-        kind: {
-            "synthetic": own[kind],
-            "held_out": other[kind],
-            **difference.get(kind, {}),
-        }
-        for kind in ("distinct", "lengths", "vocabulary")
-    }
+    found = {}
+    for kind in ("distinct", "lengths", "vocabulary"):
+        both = {"synthetic": own[kind], "held_out": other[kind]}
+        found[kind] = {**both, **difference.get(kind, {})}
+    return found
 
 
 def load_features(
@@ -163,11 +159,7 @@ def load_features(
     """Loads a T5's encoder, whose states over a text's tokens and EOS are averaged.
 
     Returns:
-      Takes n texts, and returns [n, hidden_dim] float32 in their order; equal texts
-      have equal features, and a text's do not depend on the others, beyond rounding.
-
-    Raises:
-      InputError: no such model, or no vocabulary.
+      Takes n texts and returns [n, hidden_dim] float32; equal texts have equal rows.
     """
     directory = checkpoints.locate(init)
     vocabulary = checkpoints.vocabulary_in(directory)

@@ -48,11 +48,11 @@ def gather(s: Any, planned: Sequence[Planned]) -> dict[str, Any]:
             for label, each in sets.items()
         },
         "audits": {
-            each.step.label: io.read_json(
-                pathlib.Path(each.place.path, "audit.json"), _REMEDY
+            e.step.label: io.read_json(
+                pathlib.Path(e.place.path, "audit.json"), _REMEDY
             )
-            for each in planned
-            if each.step.stage.name == "audit"
+            for e in planned
+            if e.step.stage.name == "audit"
         },
         "seconds": {each.step.label: records.seconds(each.place) for each in planned},
         "peak_memory_gib": max(
@@ -117,17 +117,11 @@ def _training(runs: Sequence[Planned]) -> dict[str, Any]:
 def examples(
     data: str, split: str, most: int, sets: Mapping[str, pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Shows the same documents of private pairs in several synthetic sets.
-
-    Args:
-      data: the private pairs.
-      split: of the pairs.
-      most: documents to show.
-      sets: directories by label.
+    """Returns what `sets`, directories by label, hold for documents of private pairs.
 
     Returns:
-      {document, original_query, synthetic: {label: queries}} of the first documents
-      that are in all sets.
+      {document, original_query, synthetic: {label: queries}} of the first `most`
+      documents that are in all sets.
     """
     if not most:
         return []

@@ -23,12 +23,7 @@ _UNITS = {"Generator": "nats per token", "Retriever": "nats per query"}
 
 
 def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
-    """Writes one HTML file that needs no other file, no network and no script.
-
-    Args:
-      path: of the file, in a private directory.
-      report: what `content.gather` returns.
-    """
+    """Writes what `content.gather` returns as one HTML file without any script."""
     rows, spent = report["rows"], report["spent"]
     beside = [row for row in rows if row["name"] in _BESIDE]
     protected = [row for row in rows if row["private_data"] == "protected"]

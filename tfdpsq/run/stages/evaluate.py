@@ -187,9 +187,8 @@ class Evaluate(runner.ShardedStage):
         """Validates the data; cuts each corpus if a system is searched by shards."""
         s, pieces = c.settings, list[Piece]()
         for test in _tests(s, c.given):
-            splits = [test.split]
-            if s.synthetic:
-                splits += [s.similarity_split, s.similarity.training_split]
+            more = (s.similarity_split, s.similarity.training_split)
+            splits = (test.split, *(more if s.synthetic else ()))
             test.beir().validate(tuple(dict.fromkeys(splits)))
             whole = tuple(
                 name
@@ -302,17 +301,13 @@ def _search_index(
 ) -> Run:
     """Searches embeddings of the corpus, for those of queries, or by a retriever."""
     s, given, beir = c.settings, c.given, test.beir()
-    held = embeddings.Embeddings(
-        given["indexes"][name], f"indexes.{name}", embeddings.DOCUMENTS
-    )
+    opened, place = embeddings.Embeddings, f"indexes.{name}"
+    held = opened(given["indexes"][name], place, embeddings.DOCUMENTS)
     held.require_made_of(corpus.scan(str(beir.corpus_file)).fingerprint, test.path)
     held.require((document.id for document in beir.documents()), test.path)
     if name in s.query_embeddings:
-        asked = embeddings.Embeddings(
-            given["query_embeddings"][name],
-            f"query_embeddings.{name}",
-            embeddings.QUERIES,
-        )
+        place = f"query_embeddings.{name}"
+        asked = opened(given["query_embeddings"][name], place, embeddings.QUERIES)
         asked.require_made_of(c.inputs["data"], s.data, s.split)
         embeddings.require_one_encoder(held, asked)
         adapter, vectors = given["systems"][name].path, asked.take(list(queries))

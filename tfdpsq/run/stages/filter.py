@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tfdpsq import words
-from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic, write_synthetic
+from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.run.common import data_card, search
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import SET, Corpus, SyntheticSet
+from tfdpsq.run.frame.artefacts import Corpus, SyntheticSet
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError, shown
@@ -83,17 +83,11 @@ class Filter(Stage):
                 f"no query of {given.path} passes; of {manifest['count']}, the "
                 f"filters drop {dropped}. Loosen the one that drops most."
             )
-        written = write_synthetic(
-            c.out / SET,
-            itertools.chain([first], rows),
-            provenance={**c.provenance(), "of": manifest["provenance"]},
-            certificate=self.certificate(c.settings, c.given),
-            shards=c.settings.shards,
-            guarantee=c.privacy.word,
-        )
-        data_card.write(c.out / SET, written)
-        kept = {"read": manifest["count"], "kept": written["count"]}
-        return {**kept, "dropped": dropped}
+        certificate = self.certificate(c.settings, c.given)
+        kept, of = itertools.chain([first], rows), manifest["provenance"]
+        written = data_card.write_set(c, kept, certificate, c.settings.shards, of=of)
+        read, passed = manifest["count"], written["count"]
+        return {"read": read, "kept": passed, "dropped": dropped}
 
 
 def _passing(

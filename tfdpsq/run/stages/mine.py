@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdpsq import evaluation
+from tfdpsq.run.common import search
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
@@ -61,8 +62,7 @@ class Mine(Stage):
         """Searches for the queries in chunks."""
         beir = (c.given["corpus"] or c.given["pairs"]).beir()
         pairs = c.given["pairs"].load(c.settings.split)
-        index = evaluation.BM25(lambda: ((d.id, d.content) for d in beir.documents()))
-        rows, k = pairs.read(), c.settings.k
+        index, rows, k = search.bm25(beir), pairs.read(), c.settings.k
 
         def found() -> Iterator[tuple[str, dict[str, float]]]:
             while some := list(itertools.islice(rows, max(1, _HITS // k))):

@@ -16,13 +16,13 @@ from typing import Any
 
 from absl import logging
 
-from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
+from tfdpsq.data import pseudo_pairs, train_vocabulary
 from tfdpsq.data.pseudo_queries import WORDS
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.common import data_card
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import SET, Corpus
+from tfdpsq.run.frame.artefacts import Corpus
 from tfdpsq.run.frame.runner import Context, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError
@@ -66,14 +66,8 @@ class Prepare(Stage):
             SyntheticQuery(f"genQ{n}", p.query, p.document_id, p.document, 0)
             for n, p in enumerate(pseudo_pairs(beir.documents(), s.seed, each))
         )
-        manifest = write_synthetic(
-            c.out / SET,
-            rows,
-            provenance={"made_from": "public documents only", **c.provenance()},
-            certificate=None,
-            guarantee=c.privacy.word,
-        )
-        data_card.write(c.out / SET, manifest)
+        made_from = "public documents only"
+        manifest = data_card.write_set(c, rows, None, made_from=made_from)
         # Excludes all counts of private queries: this is released.
         return {"documents": counts.documents, "queries": manifest["count"]}
 

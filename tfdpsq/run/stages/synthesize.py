@@ -17,12 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpsq.data import SyntheticQuery, decode_query, encode_query, write_synthetic
+from tfdpsq.data import SyntheticQuery, decode_query, encode_query
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import SET, Artefact, Corpus, Generator
+from tfdpsq.run.frame.artefacts import Artefact, Corpus, Generator
 from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
@@ -135,15 +135,10 @@ class Synthesize(runner.ShardedStage):
         if c.settings.documents == "train":
             what = "which documents have private training queries, declared public"
             reads.append({"what": what, "where": "the documents of the set"})
-        manifest = write_synthetic(
-            c.out / SET,
-            _rows(made),
-            provenance={**c.provenance(), "private_reads": reads},
-            certificate=self.certificate(c.settings, c.given),
-            shards=c.settings.shards,
-            guarantee=c.privacy.word,
+        certificate = self.certificate(c.settings, c.given)
+        manifest = data_card.write_set(
+            c, _rows(made), certificate, c.settings.shards, private_reads=reads
         )
-        data_card.write(c.out / SET, manifest)
         left_out = manifest["empty_queries_left_out"]
         return {"queries": manifest["count"], "empty_queries_left_out": left_out}
 
