@@ -1,7 +1,6 @@
 """Steps of a workdir that are done, running, interrupted and left."""
 
 import fcntl
-import json
 import os
 
 import pytest
@@ -60,15 +59,12 @@ def test_job_in_the_middle_says_what_is_done_and_left(work):
 
 
 def test_output_and_directory_of_outputs_have_a_state(work):
-    (one,) = json.loads(status.main([str(work / "release" / "a"), "--json"])[1])
-    assert (one["name"], one["state"], one["stage"]) == ("a", "done", "squares")
-    assert one["seconds"] == records.seconds(Place.of(work / "release" / "a"))
+    (one,) = pipeline.survey(work / "release" / "a")
+    assert (one.name, one.state, one.stage) == ("a", "done", "squares")
+    assert one.seconds == records.seconds(Place.of(work / "release" / "a"))
     (work / PRIVATE / pipeline.LIST_FILE).unlink()
-    found = json.loads(status.main([str(work), "--json"])[1])
-    assert {(one["name"], one["state"]) for one in found} == {
-        ("a", "done"),
-        ("b", "interrupted"),
-    }
+    found = {(one.name, one.state) for one in pipeline.survey(work)}
+    assert found == {("a", "done"), ("b", "interrupted")}
 
 
 @pytest.mark.parametrize(

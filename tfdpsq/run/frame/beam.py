@@ -31,19 +31,12 @@ class MakeShardFn(apache_beam.DoFn):
 
     def setup(self) -> None:
         """Loads the models, once per process, whatever its number of threads."""
-        self._make = self._shared.acquire(lambda: _Made(self._stage.start(self._c)))
+        self._make = self._shared.acquire(lambda: self._stage.start(self._c))
 
     def process(self, element: int) -> Iterator[int]:
         """Makes a shard."""
-        shards.make_one(self._make.make, self._shards, element, self._c.place)
+        shards.make_one(self._make, self._shards, element, self._c.place)
         yield element
-
-
-class _Made:
-    """Holds a function, which `Shared` cannot refer to weakly by itself."""
-
-    def __init__(self, make: shards.Make):
-        self.make = make
 
 
 def run(
@@ -63,8 +56,7 @@ def run(
     options = pipeline_options.PipelineOptions(list(flags))
     name = options.view_as(pipeline_options.StandardOptions).runner
     local = name in (None, "DirectRunner", "FnApiRunner")
-    # Beam's default would download a runner that is not written in Python and ignores
-    # --direct_num_workers and --direct_running_mode.
+    # Beam's default downloads another, which ignores --direct_num_workers.
     of_beam = fn_api_runner.FnApiRunner() if local else name
     pipeline = apache_beam.Pipeline(runner=of_beam, options=options)
     _ = (

@@ -11,6 +11,7 @@ Anything else is a bug of ours, with Python's own traceback.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import difflib
@@ -181,16 +182,10 @@ def _with_infinity(word: str) -> str:
 
 def _without_config(words: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the value of `--config`, or "", and the other words."""
-    file, others, words = "", [], list(words)
-    while words:
-        word = words.pop(0)
-        if re.match("--?config=", word):
-            file = word.partition("=")[2]
-        elif word in ("--config", "-config"):
-            file = words.pop(0) if words else ""
-        else:
-            others.append(word)
-    return file, others
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-config", nargs="?", default="", const="")
+    found, others = parser.parse_known_args(list(words))
+    return found.config, others
 
 
 def _require_known(given: Any, made: Any, words: Sequence[str]) -> None:

@@ -158,8 +158,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
     if gpus:
         if replicas > len(gpus):
             raise InputError(
-                f"replicas is {replicas}, but this machine has {len(gpus)} GPUs. Use "
-                "at most that many."
+                f"replicas is {replicas}; this machine has {len(gpus)} GPUs. Lower it."
             )
         names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
         return tf.distribute.MirroredStrategy(names)
@@ -178,8 +177,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
 def _initialized_tpu(name: str) -> Any:
     if not name:
         raise InputError(
-            'strategy is "tpu", but tpu is not set. Set --tpu to the name or address '
-            'of a TPU, or to "local" on a TPU VM.'
+            'strategy is "tpu", but tpu is not set. Set --tpu to a name or "local".'
         )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(name)

@@ -119,13 +119,7 @@ class Steps(list):
     ) -> StepOutput:
         """Adds a step; returns its output, for `given` of later ones.
 
-        Args:
-          name: of the output's directory.
-          stage: what makes it.
-          own: its settings.
-          given: changes of them, by name.
-          label: its name in tables.
-          **shows: see `Step`.
+        `given` are changes of the settings `own`; see `Step` for the rest.
         """
         own = dataclasses.replace(own, **given)
         self.append(Step(name, stage, own, label, shows))

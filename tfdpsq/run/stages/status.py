@@ -1,6 +1,6 @@
 """Show the state of a workdir: outputs that are done, being made, interrupted or left.
 
-    tfdpsq status WORKDIR [--json]
+    tfdpsq status WORKDIR
 
 WORKDIR is that of a job, a directory of outputs, or one output. The command only reads.
 """
@@ -8,8 +8,6 @@ WORKDIR is that of a job, a directory of outputs, or one output. The command onl
 from __future__ import annotations
 
 import collections
-import dataclasses
-import json
 import pathlib
 
 from tfdpsq.run.frame import pipeline
@@ -18,14 +16,9 @@ from tfdpsq.validation import InputError
 
 def main(words: list[str]) -> tuple[int, str]:
     """Returns the exit status and the text to print."""
-    paths = [word for word in words if word != "--json"]
-    if len(paths) != 1 or paths[0].startswith("-"):
-        raise InputError("give one directory: tfdpsq status WORKDIR [--json]")
-    if not pathlib.Path(paths[0]).is_dir():
-        raise InputError(f"{paths[0]} is not a directory. Give a workdir.")
-    states = pipeline.survey(pathlib.Path(paths[0]).absolute())
-    if "--json" in words:
-        return 0, json.dumps([dataclasses.asdict(one) for one in states], indent=2)
+    if len(words) != 1 or not pathlib.Path(words[0]).is_dir():
+        raise InputError(f"{' '.join(words)!r}: give one directory, a workdir.")
+    states = pipeline.survey(pathlib.Path(words[0]).absolute())
     counts = collections.Counter(one.state for one in states)
     head = ", ".join(f"{number} {state}" for state, number in counts.items())
     width = max((len(one.name) for one in states), default=0)
@@ -33,4 +26,4 @@ def main(words: list[str]) -> tuple[int, str]:
         f"  {one.state:11}  {one.name:{width}}  {one.seconds:8.1f} s  {one.detail}"
         for one in states
     ]
-    return 0, "\n".join([f"{paths[0]}: {head or 'nothing yet'}", *lines]) + "\n"
+    return 0, "\n".join([f"{words[0]}: {head or 'nothing yet'}", *lines]) + "\n"
