@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
@@ -31,7 +32,6 @@ from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import MODEL, Corpus, Embeddings, Pairs, Retriever
-from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 
@@ -100,10 +100,9 @@ class Embed(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             texts = ((text.id, text.content) for text in parts.read(index))
-            with shard_progress(
-                c.place.logs, s.texts, index, parts.size(index), parts.first(index)
-            ) as count:
-                chunks = list(embedder.chunks(texts, done=count))
+            name, unit = f"shard {index}", f" {s.texts}"
+            with tqdm.tqdm(total=parts.size(index), desc=name, unit=unit) as bar:
+                chunks = list(embedder.chunks(texts, done=bar.update))
             archive = io.BytesIO()  # NumPy needs a file that can seek
             if chunks:
                 ids = np.concatenate([names for names, _ in chunks])
