@@ -345,7 +345,7 @@ def help_lines(settings: Settings, where: str = "") -> list[str]:
             hidden = tuple(f"{where}{field.name}.{name}=" for name in rule.filled)
             lines += [line for line in inside if not line.startswith(hidden or "\0")]
             continue
-        text = str(value)
+        text = str(tuple(to_json(value)) if isinstance(value, tuple) else value)
         if shlex.quote(text) != text:  # which writes '"'"' for an apostrophe
             text = f'"{text}"'
         notes = [rule.help] if rule.help else []
