@@ -31,19 +31,12 @@ class MakeShardFn(apache_beam.DoFn):
 
     def setup(self) -> None:
         """Loads the models, once per process, whatever its number of threads."""
-        self._make = self._shared.acquire(lambda: _Made(self._stage.start(self._c)))
+        self._make = self._shared.acquire(lambda: self._stage.start(self._c))
 
     def process(self, element: int) -> Iterator[int]:
         """Makes a shard."""
-        shards.make_one(self._make.make, self._shards, element, self._c.place)
+        shards.make_one(self._make, self._shards, element, self._c.place)
         yield element
-
-
-class _Made:
-    """Holds a function, which `Shared` cannot refer to weakly by itself."""
-
-    def __init__(self, make: shards.Make):
-        self.make = make
 
 
 def run(
