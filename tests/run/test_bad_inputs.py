@@ -29,7 +29,7 @@ ROWS = [
     (_TUNE + "--config.epsilon=0", "epsilon is 0"),
     (_TUNE + "--config.steps=1.5", "--config.steps=1.5"),
     (_TUNE + "--config.init=/no/such/model", "/no/such/model"),
-    (_TUNE + "--config.learning_rat=1", 'Did you mean "learning_rate"'),
+    (_TUNE + "--config.learning_rat=1", "Did you mean learning_rate?"),
     ("synthesize --workdir=@/out --config.top_p=1.5", "top_p is 1.5"),
     # Data.
     ("prepare --workdir=@/out --config.data=/no/such/beir", "/no/such/beir"),

@@ -161,7 +161,8 @@ def _parse(own: flags.FlagValues, made: Any, words: list[str]) -> tuple[Any, lis
         )
         rest = own(words, known_only=by_beam)[1:]
     except (AttributeError, KeyError) as error:
-        raise InputError(f"there is no setting {error}. See --help.") from error
+        name = re.findall(r"\w+", str(error))[0]  # ahead of ml_collections' own hint
+        raise settings.unknown(name, settings.all_names(made.Settings)) from error
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
     if rest and not by_beam:

@@ -226,12 +226,7 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in (name for name in config if name not in fields):
-        # Also nested ones, whose prefix was left out.
-        known = {n.rpartition(".")[2]: n for n in all_names(kind, where)}
-        known.update({n: n for n in all_names(kind, where)})
-        near = difflib.get_close_matches(where + name, known, 1)
-        hint = f"Did you mean {known[near[0]]}?" if near else "See --help."
-        raise InputError(f"there is no setting {where}{name}. {hint}")
+        raise unknown(where + name, all_names(kind, where))
     values = {}
     for name in config:
         value, default = config[name], default_of(fields[name])
@@ -250,6 +245,15 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
+
+
+def unknown(name: str, names: Sequence[str]) -> InputError:
+    """Returns the error for a name that is none of `names`, with the nearest one."""
+    known = {each.rpartition(".")[2]: each for each in names}  # without their prefix
+    known.update(zip(names, names))
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {known[near[0]]}?" if near else "See --help."
+    return InputError(f"there is no setting {name}. {hint}")
 
 
 def to_json(settings: Any) -> Any:
