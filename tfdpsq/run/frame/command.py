@@ -234,10 +234,6 @@ def reported() -> Iterator[None]:
         )
     except KeyboardInterrupt:
         _stop("the command was asked to end")
-    except SystemExit as ended:
-        if ended.code == process.RESTART:
-            sys.stderr.write(process.ASKED)
-        raise
     except Exception as error:
         kind = type(error).__name__
         if kind in ("Preempted", "LostWorker"):

@@ -111,13 +111,14 @@ class Notice:
     def end_if_asked(self) -> None:
         """Ends after a signal in the last step, or in `__del__`, where it is lost."""
         if self._asked:
+            os.write(2, ASKED.encode())
             raise SystemExit(RESTART)
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
         if not self._training:
             if number == signal.SIGTERM:
-                raise SystemExit(RESTART)
+                self.end_if_asked()
             signal.default_int_handler(number, frame)
         for each, handler in _DEFAULTS.items():
             signal.signal(each, handler)
