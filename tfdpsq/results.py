@@ -143,7 +143,7 @@ class Job:
 
     @functools.cached_property
     def curves(self) -> pd.DataFrame:
-        """Training logs: "run", "step", "loss", "epsilon", "seconds" and rates."""
+        """Training logs: "run", "step", "loss", "epsilon" and rates."""
         found = [
             {"run": path.parent.name, **json.loads(line)}
             for path in sorted((self.directory / "private/logs").glob("*/log.jsonl"))

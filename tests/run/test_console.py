@@ -1,9 +1,7 @@
 """The console command: lists stages, runs one, and ends as its caller expects."""
 
-import functools
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -72,24 +70,3 @@ def test_output_that_nobody_can_read_is_no_traceback():
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
     assert ended.returncode == 2
     assert b"Traceback" not in ended.stderr and b"Exception" not in ended.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_while_a_command_is_imported_is_75(tmp_path, number):
-    """It was a traceback and status -2 in the seconds that TensorFlow takes."""
-    (tmp_path / "absl.py").write_text(  # what every command imports early
-        f"import os, time\ntry:\n    os.kill(os.getpid(), {int(number)})\n"
-        "    time.sleep(60)\nexcept BaseException:\n    pass\n"
-    )
-    path = os.pathsep.join((str(tmp_path), str(ROOT)))
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdpsq.run", "finetune"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        # Whatever runs the tests in the background ignores it.
-        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
-    )
-    assert done.returncode == 75, done.stderr
-    assert "Traceback" not in done.stderr

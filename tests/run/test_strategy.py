@@ -1,6 +1,5 @@
 """`--strategy`: what is refused, and how training reacts to signals."""
 
-import json
 import os
 import signal
 import sys
@@ -12,30 +11,14 @@ from tfdpsq.run.frame import devices, process, runner
 from tfdpsq.run.frame.places import Place
 from tfdpsq.validation import InputError
 
-_TWO = {"worker": ["a:1", "b:2"]}
 
-
-def _tf_config(cluster=_TWO, kind="worker", index=0):
-    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        "",
-        "{",
-        _tf_config(index=2),
-        _tf_config(kind="ps"),
-    ],
-)
-def test_bad_tf_config_is_refused_with_an_example(found):
+@pytest.mark.parametrize("text", ["", "{", '{"task": {}}', '{"cluster": []}'])
+def test_bad_tf_config_is_refused_with_an_example(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(InputError, match="names no cluster and task") as raised:
-        devices.read_tf_config(found)
+        with devices.opened("multiworker"):
+            pass
     assert '"index": 0' in str(raised.value)
-
-
-def test_good_tf_config_is_read():
-    assert devices.read_tf_config(_tf_config(index="1")) == {"worker": 2}
 
 
 @pytest.mark.parametrize(

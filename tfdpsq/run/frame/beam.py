@@ -73,9 +73,8 @@ def run(
     except Exception as error:
         # A worker's error arrives as text.
         text = re.sub(r" \[while running .*", "", str(error))
+        text = f"{type(error).__name__}: {text}"  # of a thread of this process
         messages = re.findall(r"(?:InputError|DataError): (.+)", text)
-        if isinstance(error, validation.InputError):  # of a thread of this process
-            messages = [text]
         if not messages:
             raise
         raise validation.InputError(messages[-1]) from error

@@ -11,7 +11,6 @@ Anything else is a bug of ours, with Python's own traceback.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import difflib
@@ -23,9 +22,9 @@ import pathlib
 import re
 import resource
 import runpy
+import signal
 import sqlite3
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -45,9 +44,6 @@ _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALU
 `tfdpsq STAGE --help` shows a stage's flags and settings. Stages:
 
 """
-_OVERRIDE = re.compile(r"--?config\.([^=]*)(=.*)?")
-# ∞ in a tuple, which flags read as a literal.
-_INFINITY = re.compile(r"(?<=[(,\s])(inf|math\.inf|float\(([\"'])inf\2\))(?=\s*[,)])")
 
 
 # -- Stages ----------------------------------------------------------------------------
@@ -72,21 +68,16 @@ def stage(name: str) -> Any:
 
 def main() -> None:
     """Runs the command that the first word names, with the other words."""
-    process.prepare_streams()
+    signal.signal(signal.SIGTERM, process.end_at_once)
     known, words = names(), sys.argv[1:]
     if not words or words[0] in ("--help", "-h", "help"):
         width = max(map(len, known))
         rows = "".join(f"  {name:{width}}  {line}\n" for name, line in known.items())
-        if words:
-            _end(0, _USAGE + rows)
-        sys.stderr.write(_USAGE + rows)
-        sys.exit(2)
+        _end(0 if words else 2, _USAGE + rows)
     if words[0] not in known:
-        near = difflib.get_close_matches(words[0][:80], known, 1)
+        near = difflib.get_close_matches(words[0], known, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        _refuse(
-            f"there is no stage {words[0][:80]!r}.{hint} `tfdpsq --help` lists them."
-        )
+        _refuse(f"there is no stage {words[0]!r}.{hint} `tfdpsq --help` lists them.")
     with reported():
         module = importlib.import_module(f"{_PACKAGE}.{words[0]}")
         about = inspect.getdoc(module) or ""
@@ -120,15 +111,8 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
         listed = "\n".join(f"  --config.{line}" for line in lines)
         text = f"{about}\n\nFlags:\n\n{shown}\n\nSettings, with their defaults:\n\n"
         _end(0, f"{text}{listed}\n")
-    file, words = _without_config(words)
-    given = load(file) if file else settings.config_of(made.Settings)
-    _require_known(given, made, words)
-    words = [made.name, *map(_with_infinity, words)]
-    holder = config_flags.DEFINE_config_dict(
-        "config", given, flag_values=own, sys_argv=words
-    )
-    rest = _parse(own, words)
-    s = settings.from_config(made.Settings, holder.value)
+    config, rest = _parse(own, made, [made.name, *words])
+    s = settings.from_config(made.Settings, config)
     place = places.Place.of(own["workdir"].value)
     with _devices(own) as devices:
         if isinstance(made, pipeline.Job):
@@ -137,7 +121,6 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
             beam = tuple(rest) if "beam" in own and own["beam"].value else None
             record = runner.execute(made, s, place, devices, beam)
             said = f"{place.path}: {record.get('line') or 'finished'}"
-        process.finished()
         process.say(f"{said}\n" if said else "")
 
 
@@ -157,55 +140,37 @@ def _define_flags(own: flags.FlagValues, made: Any) -> None:
         flags.DEFINE_boolean("beam", False, text, **define)
 
 
-def _parse(own: flags.FlagValues, words: Sequence[str]) -> list[str]:
-    """Parses the flags; with --beam, returns the words that are not ours."""
+def _parse(own: flags.FlagValues, made: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """Parses all flags; returns the config, and with --beam the words for Beam."""
+    first = flags.FlagValues()
+    first.set_gnu_getopt()
+    flags.DEFINE_string("config", "", "", flag_values=first)
     by_beam = "beam" in own and any(re.match("--?beam(=true)?$", w) for w in words)
+    words = first(words, known_only=True)
+    file = first["config"].value
+    given = load(file) if file else settings.config_of(made.Settings)
     try:
+        holder = config_flags.DEFINE_config_dict(
+            "config", given, flag_values=own, sys_argv=words
+        )
         rest = own(words, known_only=by_beam)[1:]
-    except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, list(own), 1)
-        hint = f" Did you mean --{near[0]}?" if near else " See --help."
-        raise InputError(f"there is no flag --{error.flagname}.{hint}") from error
-    except (flags.Error, TypeError, ValueError) as error:
+    except (AttributeError, KeyError) as error:
+        name = re.findall(r"\w+", str(error))[0]  # ahead of ml_collections' own hint
+        raise settings.unknown(name, settings.all_names(made.Settings)) from error
+    except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
     if rest and not by_beam:
-        said = validation.cut(" ".join(rest))
-        raise InputError(f"unexpected arguments: {said}. Flags begin with --.")
-    return rest
-
-
-def _with_infinity(word: str) -> str:
-    """Returns a word in which a tuple holds ∞ as a literal, which is what is read."""
-    is_tuple = re.match(r"(--?config[\w.]*=)?\(", word)
-    return _INFINITY.sub("1e999", word) if is_tuple else word
-
-
-def _without_config(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the value of `--config`, or "", and the other words."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-config", nargs="?", default="", const="")
-    found, others = parser.parse_known_args(list(words))
-    return found.config, others
-
-
-def _require_known(given: Any, made: Any, words: Sequence[str]) -> None:
-    """Refuses flags of settings that are not there."""
-    known = settings.all_names(made.Settings)
-    for name in (m[1] for m in map(_OVERRIDE.match, words) if m):
-        node: Any = given
-        for part in name.split("."):
-            if not isinstance(node, ml_collections.ConfigDict) or part not in node:
-                near = settings.nearest(name, known)
-                hint = f"Did you mean --config.{near}?" if near else "See --help."
-                raise InputError(f"there is no setting --config.{name}. {hint}")
-            node = node[part]
+        raise InputError(
+            f"unexpected arguments: {' '.join(rest)}. Flags begin with --."
+        )
+    return holder.value, rest
 
 
 def load(path: str) -> ml_collections.ConfigDict:
     """Calls `get_config` of `FILE`, or of `FILE:ARGUMENT` with the argument.
 
     Raises:
-      InputError: names file and line.
+      InputError: there is no such file or function.
     """
     file, *arguments = path.split(":", 1)
     if not os.path.isfile(file):
@@ -213,22 +178,10 @@ def load(path: str) -> ml_collections.ConfigDict:
             f"--config is {path!r}, where there is no file. Give a Python file with "
             "get_config(), such as configs/finetune.py."
         )
-    try:
-        found = runpy.run_path(file).get("get_config")
-        if not callable(found):
-            raise InputError("it has no function get_config()")
-        inspect.signature(found).bind(*arguments)
-        config = found(*arguments)
-        if not isinstance(config, ml_collections.ConfigDict):
-            raise InputError("get_config() must return a ConfigDict")
-        config.to_dict()  # fails at a placeholder
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
-        where = f"{file}:{line}" if line else file
-        raise InputError(f"{where}: the config fails: {error}") from error
-    return config
+    get_config = runpy.run_path(file).get("get_config")
+    if get_config is None:
+        raise InputError(f"{file} has no function get_config(). Define one.")
+    return get_config(*arguments)
 
 
 @contextlib.contextmanager
@@ -251,10 +204,9 @@ def _devices(own: flags.FlagValues) -> Iterator[Any]:
 def reported() -> Iterator[None]:
     """Ends the program with one sentence and an exit status when the block fails."""
     try:
-        process.imported()
         with io.full_disk_as_os_error():
             yield
-    except (InputError, OSError) as error:
+    except (InputError, OSError, flags.Error) as error:
         _refuse(_in_words(error))
     except sqlite3.OperationalError as error:
         _refuse(
@@ -262,12 +214,8 @@ def reported() -> Iterator[None]:
         )
     except KeyboardInterrupt:
         _stop("the command was asked to end")
-    except SystemExit as ended:
-        if ended.code == process.RESTART:
-            sys.stderr.write(process.ASKED)
-        raise
     except Exception as error:
-        kind, text = type(error).__name__, str(getattr(error, "message", error))
+        kind = type(error).__name__
         if kind in ("Preempted", "LostWorker"):
             _stop(str(error))
         if isinstance(error, MemoryError) or kind == "ResourceExhaustedError":
@@ -275,8 +223,6 @@ def reported() -> Iterator[None]:
                 "there is not enough memory. Lower batch_size, microbatch_size or the "
                 "lengths of texts, and start again: what is finished is kept."
             )
-        if "File system scheme" in text:  # TensorFlow, wherever a path is first used
-            _refuse(f"{text}. Use a path of another kind.")
         raise
 
 

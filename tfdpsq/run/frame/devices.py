@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,6 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq import validation
 from tfdpsq.privacy import workers
 from tfdpsq.run.frame.process import Notice
 from tfdpsq.validation import InputError
@@ -152,8 +152,7 @@ def _first_line(error: BaseException) -> str:
 
 def _mirrored(replicas: int) -> tf.distribute.Strategy:
     # Otherwise TensorFlow would read it and wait for other workers.
-    if os.environ.pop(_TF_CONFIG, None) is not None:
-        logging.warning("TF_CONFIG is set, and ignored under --strategy=mirrored")
+    os.environ.pop(_TF_CONFIG, None)
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if replicas > len(gpus):
@@ -163,8 +162,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
         names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
         return tf.distribute.MirroredStrategy(names)
     count = replicas or 1
-    if count == 1:
-        logging.warning("no GPU was found: training on the CPU, as one device")
+    logging.warning("no GPU was found: the CPU serves as %d devices", count)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * count
@@ -193,34 +191,22 @@ def _initialized_tpu(name: str) -> Any:
 
 
 def _several_workers() -> tf.distribute.Strategy:
-    _watch_each_other(read_tf_config(os.environ.get(_TF_CONFIG, "")))
+    text = os.environ.get(_TF_CONFIG, "")
     try:
+        cluster = json.loads(text)["cluster"]
+        _watch_each_other({name: len(tasks) for name, tasks in cluster.items()})
         return tf.distribute.MultiWorkerMirroredStrategy()
-    except (tf.errors.OpError, RuntimeError) as error:
-        raise InputError(
-            f"the workers of TF_CONFIG did not meet in {_WAIT_SECONDS} seconds "
-            f"({_first_line(error)}). Start all, each with its own index."
-        ) from error
-
-
-def read_tf_config(text: str) -> dict[str, int]:
-    """Returns the number of tasks of each job in a TF_CONFIG.
-
-    Raises:
-      InputError: it is missing or incomplete.
-    """
-    try:
-        found = validation.parse_json(text)
-        jobs = {str(name): len(at) for name, at in found["cluster"].items()}
-        if int(found["task"]["index"]) not in range(jobs[found["task"]["type"]]):
-            raise ValueError("there is no task of this index")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"TF_CONFIG is {text[:200]!r}, which names no cluster and task: {error!r}. "
             'Set it to {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": '
             '{"type": "worker", "index": 0}}, with each worker\'s own index.'
         ) from None
-    return jobs
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise InputError(
+            f"the workers of TF_CONFIG did not meet in {_WAIT_SECONDS} seconds "
+            f"({_first_line(error)}). Start all, each with its own index."
+        ) from error
 
 
 def _watch_each_other(cluster: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""The process of a command: late imports, its streams, and signals.
+"""The process of a command: late imports, and signals.
 
 `tfdpsq.run` imports this first. It imports nothing heavy itself, and defers what takes
 seconds: a command that verifies, lists or refuses needs none of that.
@@ -35,9 +35,6 @@ _DEFAULTS: dict[int, Any] = {
 }
 
 
-# -- Imports ---------------------------------------------------------------------------
-
-
 class _Deferred(types.ModuleType):
     """A module that is imported when an attribute of it is read.
 
@@ -61,63 +58,22 @@ def _defer(*names: str) -> None:
             sys.modules[name].__spec__, sys.modules[name].__file__ = spec, spec.origin
 
 
-# -- Streams ---------------------------------------------------------------------------
-
-
-def prepare_streams() -> None:
-    """Makes both streams write what they cannot encode as the escape of its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def say(text: str) -> bool:
-    """Writes a text to standard output; returns whether it got there.
-
-    It does not where the reader has gone (`| head`) or the disk is full; nothing more
-    is written then.
-    """
+    """Writes to standard output; returns whether it got there (not with `| head`)."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except (OSError, ValueError):
+    except OSError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         return False
     return True
 
 
-# -- Signals ---------------------------------------------------------------------------
-
-
-def _while_importing() -> None:
-    """Ends with status 75 on a signal until `imported`, if this process is a command.
-
-    A program that imports a stage keeps its handlers, as does a command run with `&`.
-    """
-    # What `python -m` has there until it has found the module.
-    started = sys.argv[0] if sys.argv else ""
-    if started == "-m" or os.path.basename(started) == "tfdpsq":
-        for number, default in _DEFAULTS.items():
-            if signal.getsignal(number) is default:
-                signal.signal(number, _end)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    # No exception: a module that is half imported may catch it. Nothing has begun.
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """Ends with status 75: the handler of SIGTERM outside of training."""
+    # No exception: a module that is half imported may catch it.
     os.write(2, ASKED.encode())
     os._exit(RESTART)
-
-
-def imported() -> None:
-    """Handles Ctrl-C as usual: from here on `KeyboardInterrupt` is caught."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def finished() -> None:
-    """Ignores both signals: all is written, and the status must say so."""
-    for number in _DEFAULTS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Notice:
@@ -153,21 +109,16 @@ class Notice:
             self._training = False
 
     def end_if_asked(self) -> None:
-        """Ends the process after a signal in the last step of a training.
-
-        Also after one whose exception Python dropped, as it does in `__del__`.
-
-        Raises:
-          SystemExit: with `RESTART`, as the same command goes on.
-        """
+        """Ends after a signal in the last step, or in `__del__`, where it is lost."""
         if self._asked:
+            os.write(2, ASKED.encode())
             raise SystemExit(RESTART)
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
         if not self._training:
             if number == signal.SIGTERM:
-                raise SystemExit(RESTART)
+                self.end_if_asked()
             signal.default_int_handler(number, frame)
         for each, handler in _DEFAULTS.items():
             signal.signal(each, handler)
@@ -176,4 +127,3 @@ class Notice:
 
 
 _defer("tensorflow", "tensorflow_text", "dp_accounting")
-_while_importing()

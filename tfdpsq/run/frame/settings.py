@@ -9,16 +9,8 @@
 
 A default decides the type. The constructor checks every value, so a `Settings` that
 exists is sound; it says nothing about files. A setting that is changed where it does
-nothing (`when`) is refused: its user would read the result as that of the value.
-
-| given            | default 1 | default 1.0 | default True | default "" | default () |
-|------------------|-----------|-------------|--------------|------------|------------|
-| True             | refused   | refused     | ok           | refused    | refused    |
-| 3                | ok        | 3.0         | refused      | refused    | refused    |
-| 3.0              | refused   | ok          | refused      | refused    | refused    |
-| inf, "inf"       | refused   | if `inf`    | refused      | "inf" is   | refused    |
-| nan              | refused   | refused     | refused      | refused    | refused    |
-| [3]              | refused   | refused     | refused      | refused    | (3,)       |
+nothing (`when`) is refused: its user would read the result as that of the value. An
+integer is also a float, but neither is a boolean, nor the other way round.
 """
 
 from __future__ import annotations
@@ -77,12 +69,9 @@ def setting(default: Any, *, of: Any = None, **rule: Any) -> Any:
 
 
 def _field(default: Callable[[], Any], when: Any = None, **rule: Any) -> Any:
-    if when:
-        ((other, values),) = (
-            {when: ()}.items() if isinstance(when, str) else when.items()
-        )
-        rule["when"] = other, values
-    return dataclasses.field(default_factory=default, metadata={"rule": Rule(**rule)})
+    when = {when: ()} if isinstance(when, str) else when
+    made = Rule(when=next(iter(when.items())) if when else None, **rule)
+    return dataclasses.field(default_factory=default, metadata={"rule": made})
 
 
 def path(kind: Any, default: Any = None, **rule: Any) -> Any:
@@ -145,14 +134,11 @@ class Settings:
 
 def rule_of(field: dataclasses.Field) -> Any:
     """Returns the `Rule` of a field."""
-    return field.metadata.get("rule", Rule())
+    return field.metadata["rule"]
 
 
-def default_of(field: dataclasses.Field) -> Any:
+def default_of(field: Any) -> Any:
     """Returns the default of a field."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    assert field.default_factory is not dataclasses.MISSING
     return field.default_factory()
 
 
@@ -209,14 +195,12 @@ def _number(name: str, value: Any, real: bool, rule: Rule) -> Any:
     sound = isinstance(value, numbers.Real if real else numbers.Integral)
     sound = sound and not isinstance(value, bool) and not math.isnan(value)
     if sound and not (rule.zero and value == 0 or rule.inf and value == math.inf):
-        within = [
-            holds(value, bound) for bound, _, holds in bounds if bound is not None
-        ]
+        within = (b is None or holds(value, b) for b, _, holds in bounds)
         sound = all(within) and not math.isinf(value)
-    words = ["a number" if real else "an integer"]
-    words += [" and ".join(f"{said} {b:g}" for b, said, _ in bounds if b is not None)]
+    range_ = " and ".join(f"{said} {b:g}" for b, said, _ in bounds if b is not None)
     also = (", or inf" if rule.inf else "") + (", or 0" if rule.zero else "")
-    _require(sound, name, value, " ".join(words).strip() + also)
+    kind = "a number" if real else "an integer"
+    _require(sound, name, value, f"{kind} {range_}".strip() + also)
     return float(value) if real else int(value)
 
 
@@ -242,9 +226,7 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in (name for name in config if name not in fields):
-        near = nearest(where + name, all_names(kind, where))
-        hint = f"Did you mean {near}?" if near else "See --help."
-        raise InputError(f"there is no setting {where}{name}. {hint}")
+        raise unknown(where + name, all_names(kind, where))
     values = {}
     for name in config:
         value, default = config[name], default_of(fields[name])
@@ -263,6 +245,15 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
+
+
+def unknown(name: str, names: Sequence[str]) -> InputError:
+    """Returns the error for a name that is none of `names`, with the nearest one."""
+    known = {each.rpartition(".")[2]: each for each in names}  # without their prefix
+    known.update(zip(names, names))
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {known[near[0]]}?" if near else "See --help."
+    return InputError(f"there is no setting {name}. {hint}")
 
 
 def to_json(settings: Any) -> Any:
@@ -324,17 +315,6 @@ def all_names(kind: type, where: str = "") -> list[str]:
     return found
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the name most similar to a mistyped one, or ""."""
-    ends = {known.rpartition(".")[2]: known for known in names}
-    last = name.rpartition(".")[2]
-    if last in ends:  # a nested setting without its prefix
-        return ends[last]
-    found = difflib.get_close_matches(name, names, 1)
-    found += [ends[end] for end in difflib.get_close_matches(last, ends, 1)]
-    return found[0] if found else ""
-
-
 def help_lines(settings: Settings, where: str = "") -> list[str]:
     """Returns "NAME=DEFAULT" of every setting as a shell takes it, with its rule."""
     lines = []
@@ -343,11 +323,10 @@ def help_lines(settings: Settings, where: str = "") -> list[str]:
         if isinstance(value, Settings):
             inside = help_lines(value, f"{where}{field.name}.")
             hidden = tuple(f"{where}{field.name}.{name}=" for name in rule.filled)
-            lines += [line for line in inside if not line.startswith(hidden or "\0")]
+            lines += [line for line in inside if not line.startswith(hidden)]
             continue
-        text = str(value)
-        if shlex.quote(text) != text:  # which writes '"'"' for an apostrophe
-            text = f'"{text}"'
+        text = str(tuple(to_json(value)) if isinstance(value, tuple) else value)
+        text = text if shlex.quote(text) == text else f'"{text}"'
         notes = [rule.help] if rule.help else []
         if rule.choices:
             notes.append("one of " + ", ".join(str(c) for c in rule.choices if c != ""))
@@ -355,8 +334,7 @@ def help_lines(settings: Settings, where: str = "") -> list[str]:
             notes.append(rule.kind.wanted)
         if rule.when:
             other, values = rule.when
-            is_in = f" is {' or '.join(map(str, values))}" if values else " is set"
-            notes.append(f"where {other}{is_in}")
+            notes.append(f"where {other} is {' or '.join(map(str, values)) or 'set'}")
         if rule.speed:
             notes.append("speed only")
         note = f"  ({'; '.join(notes)})" if notes else ""

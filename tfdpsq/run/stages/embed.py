@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tqdm
 
 from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
@@ -30,7 +31,6 @@ from tfdpsq.run.common import exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
 from tfdpsq.run.frame import corpus, runner, settings, shards
 from tfdpsq.run.frame.artefacts import MODEL, Corpus, Pairs, Retriever
-from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 
@@ -97,10 +97,9 @@ class Embed(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             texts = ((text.id, text.content) for text in parts.read(index))
-            with shard_progress(
-                c.place.logs, s.texts, index, parts.size(index), parts.first(index)
-            ) as count:
-                chunks = list(embedder.chunks(texts, done=count))
+            name, unit = f"shard {index}", f" {s.texts}"
+            with tqdm.tqdm(total=parts.size(index), desc=name, unit=unit) as bar:
+                chunks = list(embedder.chunks(texts, done=bar.update))
             with open(out.path(_EXTENSION), "wb") as file:
                 if chunks:
                     ids = np.concatenate([names for names, _ in chunks])

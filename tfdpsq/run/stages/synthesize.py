@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+import tqdm
 
 from tfdpsq.data import SyntheticQuery, decode_query, encode_query
 from tfdpsq.generator import T5QueryGenerator
@@ -23,7 +24,6 @@ from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
 from tfdpsq.run.common import data_card, documents
 from tfdpsq.run.frame import corpus, records, runner, settings, shards
 from tfdpsq.run.frame.artefacts import Artefact, Corpus, Generator
-from tfdpsq.run.frame.progress import shard_progress
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
@@ -108,9 +108,9 @@ class Synthesize(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             read, first = parts.read(index), parts.first(index)
-            total, before = round(parts.size(index) * each), round(first * each)
-            progress = shard_progress(c.place.logs, "queries", index, total, before)
-            with progress as count, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
+            total = round(parts.size(index) * each)
+            bar = tqdm.tqdm(total=total, desc=f"shard {index}", unit=" queries")
+            with bar, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
                 with c.scope():
                     rows = model.write_queries(
                         read if rates is None else rates.of(read),
@@ -121,7 +121,7 @@ class Synthesize(runner.ShardedStage):
                         samples=s.samples_per_document,
                         batch_size=s.batch_size,
                         jit_compile=s.jit_compile,
-                        on_batch=count,
+                        on_batch=lambda queries, tokens: bar.update(queries),
                     )
                 for row in rows:
                     file.write(encode_query(row))
