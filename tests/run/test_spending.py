@@ -62,7 +62,7 @@ def test_job_is_asked_for_all_steps_before_the_first(tmp_path):
     counted = settings.from_config(histogram.STAGE.Settings, {"clusters": 4, **own})
     made = settings.from_config(
         finetune.STAGE.Settings,
-        tiny.training(tmp_path, epsilon=2.0, steps=2),
+        tiny.training(tmp_path, epsilon=2.0, steps=2, accountant="pld"),
     )
     steps = pipeline.Steps()
     first = steps.add("histogram", histogram.STAGE, counted, {})
