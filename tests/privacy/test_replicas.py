@@ -85,7 +85,7 @@ def alone(strategy_of):
     return _Run(strategy_of(1))
 
 
-@pytest.mark.parametrize("replicas", [4, 2])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_train_the_same_weights(strategy_of, alone, replicas):
     """Dropout included: its masks follow from the microbatch, not from the replica."""
     shared = _Run(strategy_of(replicas))
