@@ -129,13 +129,9 @@ def test_kendalls_tau_counts_pairs():
             for i, j in itertools.combinations(range(size), 2)
         ]
         found = tables.kendall(list(ours), list(paper))
-        assert found["tau"] == pytest.approx(np.mean(agree))
-        assert found["rows"] == size
-    # All 4! orders are equally likely by chance: two of them agree as perfectly.
-    found = tables.kendall([1, 2, 3, 4], [5, 6, 7, 9])
-    assert found["p_value"] == pytest.approx(2 / 24)
+        assert found == pytest.approx(np.mean(agree))
     for ours, paper in (([1, 1], [1, 2]), ([1], [2])):
-        assert tables.kendall(ours, paper)["tau"] is None
+        assert tables.kendall(ours, paper) is None
 
 
 def _entry(form, times, ranks, in_set):
@@ -151,7 +147,7 @@ def _entry(form, times, ranks, in_set):
 
 
 def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
-    """By the paper's forms and by ours; other queries of the generator do not count."""
+    """By the paper's forms; other queries of the generator do not count."""
     entries = [
         _entry("secret", 10, [50, 60], 0.0),
         _entry("paper_query", 10, [1], 1.0),
@@ -166,8 +162,6 @@ def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
         "leaked, 10": 0.25,  # one of four
         "rank, 100": 1.0,
         "leaked, 100": 1.0,
-        "rank, 10, our forms": 55.0,
-        "leaked, 10, our forms": 0.0,
     }
     p_value = evaluation.rank_p_value(np.array([1, 4, 10, 21]), 100)
     assert f"p = {p_value:.2g}" in cells["rank, 10"].note
