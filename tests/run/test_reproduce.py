@@ -180,7 +180,7 @@ def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
     for change, message in (
         ({"tables": {"2": {**whole, "paper": {"other-eps8": ()}}}}, "row 'other-eps8'"),
         ({"table": ("9",)}, "table is '9'"),
-        ({"sizes": {"base": {"init": ""}}}, "sizes.base.init is ''"),
+        ({"sizes": {"base": {"init": ""}}}, "init is ''"),
     ):
         config = tiny_paper.config(small, table=("2",))
         with config.unlocked():

@@ -159,7 +159,7 @@ def judge(
 
 def kendall(ours: Sequence[float], paper: Sequence[float]) -> float | None:
     """Computes Kendall's τ-b of two orderings; `None` where all of one are equal."""
-    tau = scipy.stats.kendalltau(ours, paper).statistic
+    tau = scipy.stats.kendalltau(ours, paper)[0] if len(ours) > 1 else math.nan
     return None if math.isnan(tau) else float(tau)
 
 
