@@ -176,8 +176,9 @@ TABLES = {
     },
     "7": {
         "title": "Canaries: rank of a secret among 100 candidates, and share leaked",
-        "note": "Columns without more words are of the paper's three forms. A secret "
-        "has leaked if it can be read in the synthetic set as it would be released.",
+        "note": "Secrets in the paper's three forms; audit.json has others, too. A "
+        "secret has leaked if it can be read in the synthetic set as it would be "
+        "released.",
         "measure": "canaries",
         "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
         "lower": ("rank, 10", "rank, 100"),

@@ -129,10 +129,9 @@ def test_kendalls_tau_counts_pairs():
             for i, j in itertools.combinations(range(size), 2)
         ]
         found = tables.kendall(list(ours), list(paper))
-        assert found["tau"] == pytest.approx(np.mean(agree))
-        assert found["rows"] == size
+        assert found == pytest.approx(np.mean(agree))
     for ours, paper in (([1, 1], [1, 2]), ([1], [2])):
-        assert tables.kendall(ours, paper)["tau"] is None
+        assert tables.kendall(ours, paper) is None
 
 
 def _entry(form, times, ranks, in_set):
@@ -148,7 +147,7 @@ def _entry(form, times, ranks, in_set):
 
 
 def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
-    """By the paper's forms and by ours; other queries of the generator do not count."""
+    """By the paper's forms; other queries of the generator do not count."""
     entries = [
         _entry("secret", 10, [50, 60], 0.0),
         _entry("paper_query", 10, [1], 1.0),
@@ -163,8 +162,6 @@ def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
         "leaked, 10": 0.25,  # one of four
         "rank, 100": 1.0,
         "leaked, 100": 1.0,
-        "rank, 10, our forms": 55.0,
-        "leaked, 10, our forms": 0.0,
     }
     p_value = evaluation.rank_p_value(np.array([1, 4, 10, 21]), 100)
     assert f"p = {p_value:.2g}" in cells["rank, 10"].note
@@ -183,7 +180,7 @@ def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
     for change, message in (
         ({"tables": {"2": {**whole, "paper": {"other-eps8": ()}}}}, "row 'other-eps8'"),
         ({"table": ("9",)}, "table is '9'"),
-        ({"sizes": {"base": {"init": ""}}}, "sizes.base.init is ''"),
+        ({"sizes": {"base": {"init": ""}}}, "init is ''"),
     ):
         config = tiny_paper.config(small, table=("2",))
         with config.unlocked():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -16,7 +15,7 @@ import scipy.stats
 
 from tfdpsq import evaluation
 from tfdpsq.data import io
-from tfdpsq.run.common import canary_set
+from tfdpsq.run.common.canary_set import PAPER_FORMS
 from tfdpsq.run.report import page
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
@@ -26,8 +25,6 @@ CANARIES, EXAMPLES = "canaries", "examples"
 CONTROLS = ("untrained", "public-only")
 RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
 HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
-# Forms of canaries, and what is added to the names of their columns.
-_FORMS = ((canary_set.PAPER_FORMS, ""), (canary_set.OUR_FORMS, ", our forms"))
 _NUMBER = r"eps\d+(?:\.\d+)?"
 _GENERATED = rf"synthetic-(\w+)-(inf|{_NUMBER})|direct-({_NUMBER})"
 
@@ -160,14 +157,10 @@ def judge(
     }
 
 
-def kendall(ours: Sequence[float], paper: Sequence[float]) -> dict[str, Any]:
-    """Computes Kendall's τ-b between our ordering of rows and the paper's.
-
-    Returns:
-      "tau", `None` where all rows of one ordering are equal; "rows", their number.
-    """
+def kendall(ours: Sequence[float], paper: Sequence[float]) -> float | None:
+    """Computes Kendall's τ-b of two orderings; `None` where all of one are equal."""
     tau = scipy.stats.kendalltau(ours, paper)[0] if len(ours) > 1 else math.nan
-    return {"tau": None if math.isnan(tau) else float(tau), "rows": len(ours)}
+    return None if math.isnan(tau) else float(tau)
 
 
 # -- Numbers of rows, by what a table measures -----------------------------------------
@@ -240,21 +233,22 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
 
 
 def canary_cells(audit: str) -> dict[str, Cell]:
-    """Returns mean ranks and shares leaked of what `audit` wrote, by repetitions."""
-    entries, found = _json(audit, "audit.json")["canaries"], {}
-    times = sorted({entry["repetitions"] for entry in entries})
-    for (forms, suffix), count in itertools.product(_FORMS, times):
-        own = [e for e in entries if e["form"] in forms and e["repetitions"] == count]
-        if not own:
-            continue
+    """Returns mean ranks and shares leaked of the paper's forms, by repetitions."""
+    entries = _json(audit, "audit.json")["canaries"]
+    by_count: dict[int, list] = {}
+    for entry in entries:
+        if entry["form"] in PAPER_FORMS:
+            by_count.setdefault(entry["repetitions"], []).append(entry)
+    found = {}
+    for count, own in sorted(by_count.items()):
         ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])
         p_value = evaluation.rank_p_value(ranks, own[0]["candidates"])
         note = f"{len(ranks)} secrets, p = {p_value:.2g}"
         # A secret leaks where it can be read in what is released.
         shares = [entry["leaked_in_set"] for entry in own]
         leaked = np.average(shares, weights=[len(entry["ranks"]) for entry in own])
-        found[f"rank, {count}{suffix}"] = Cell(float(ranks.mean()), note=note)
-        found[f"leaked, {count}{suffix}"] = Cell(float(leaked))
+        found[f"rank, {count}"] = Cell(float(ranks.mean()), note=note)
+        found[f"leaked, {count}"] = Cell(float(leaked))
     return found
 
 

@@ -153,14 +153,7 @@ class Pipeline(Job):
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, public ones first."""
         _check(s)
-        made = _Steps(s)
-        made.prepare()
-        made.retrievers()
-        made.adapters()
-        made.rerankings()
-        made.evaluate()
-        made.audit()
-        return made
+        return _Rows(s)
 
     def start(self, s: Settings, workdir: pathlib.Path) -> None:
         """Records what the report will show, as certificates list it."""
@@ -196,14 +189,12 @@ def _check(s: Pipeline.Settings) -> None:
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
         if len(set(map(step_part, getattr(s, name)))) < len(getattr(s, name)):
             raise InputError(f"{name} is {getattr(s, name)}: two have one name.")
-    if not s.init and not s.pretrain.steps:
-        raise InputError("init is '' and pretrain.steps 0. Give a public T5, or steps.")
     for name in ("finetune", "retriever", "direct"):
         own = getattr(s, name)
         if not own.n_is_public and not own.n_bound:
             raise InputError(
-                f"{name}.n_is_public is False and {name}.n_bound 0, but certificates "
-                "state the number of pairs, or a bound. Declare one of them."
+                f"{name}.n_is_public is False and {name}.n_bound 0. Declare the number "
+                "of pairs to be public, or a bound."
             )
     for name in ("init", "retriever_init"):
         path = getattr(s, name)
@@ -222,26 +213,116 @@ def _check(s: Pipeline.Settings) -> None:
         )
 
 
-class _Steps(Steps):
-    """The steps of a job, made in the order in which they run; `rows` of its table."""
+class JobSteps(Steps):
+    """Steps with settings of a job, from its pairs on; each name is added once."""
 
     def __init__(self, s: Pipeline.Settings):
+        """Adds the pairs of a log, and public pairs."""
         super().__init__()
-        self.s = s
+        self.s, self.seed, self.pairs, self.histogram = s, s.seed, s.data, ""
+        if is_log(s.data):
+            logs = dataclasses.replace(s.log.logs, train=s.data)
+            self.pairs = self.make("pairs", "log", {"logs": logs}, "Pairs")
+        splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
+        splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
+        given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
+        given["splits"] = tuple(dict.fromkeys(splits))
+        self.make("prepare", "prepare", given, "Public pairs")
+
+    def make(
+        self,
+        name: str,
+        group: str,
+        given: Mapping[str, Any],
+        label: str = "",
+        own: Any = None,
+        **shows: Any,
+    ) -> StepOutput:
+        """Adds a step with a group of the job's settings, or `own`, and `given`."""
+        if not any(step.name == name for step in self):
+            if group not in _UNSEEDED:
+                given = {"seed": self.seed, **given}
+            own = own or getattr(self.s, group)
+            self.add(name, STAGES[group], own, given, label, **shows)
+        return StepOutput(name)
+
+    def model(self, name: str, init: str, label: str = "") -> str:
+        """Returns a public T5, further trained if the job has steps for it."""
+        if not init and not self.s.pretrain.steps:
+            raise InputError(
+                "init is '' and pretrain.steps 0. Give a public T5, or steps."
+            )
+        if not self.s.pretrain.steps:
+            return init
+        given = {"data": self.pairs, "init": init, "seed": self.s.seed}
+        return self.make(name, "pretrain", given, label)
+
+    def generated(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        own: Any = None,
+        audited: bool = False,
+    ) -> tuple[StepOutput, StepOutput]:
+        """Adds a generator and its set; `name` has a blank for the word."""
+        epsilon = given["epsilon"]
+        histogram = "" if audited else self.histogram
+        given = {"histogram": histogram if math.isfinite(epsilon) else "", **given}
+        label = _at("Audited generator" if audited else "Generator", epsilon)
+        shows = {} if audited else {"chart": "Generator"}
+        step = name.format("generator")
+        generator = self.make(step, "finetune", given, label, own, **shows)
+        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
+        label = _at("Audited set" if audited else "Synthetic", epsilon)
+        shows = {} if audited else {"set": row_part(epsilon)}
+        made = self.make(name.format("synthetic"), "synthesize", given, label, **shows)
+        return generator, StepOutput(f"{made}/{SET}")
+
+    def retriever(
+        self, name: str, kind: str, given: Mapping[str, Any], label: str = ""
+    ) -> StepOutput:
+        """Adds a retriever; all train for the same steps from the same weights."""
+        given, group = {"pairs": self.pairs, **given}, "retriever"
+        if kind in ("untrained", PUBLIC):
+            given["pairs"] = StepOutput(f"prepare/{SET}")
+        if kind == "untrained":
+            given.update(steps=0, epochs=0.0)
+        elif kind == "original":
+            # No private pair is held out: the other rows search for public ones.
+            given.update(validation_pairs=0)
+        elif kind == "direct":
+            own, group = self.s.retriever, "direct"
+            given.update(steps=own.steps, epochs=own.epochs)
+        return self.make(name, group, given, label, chart="Retriever")
+
+    def audit(self, part: str, given: Mapping[str, Any], own: Any = None) -> None:
+        """Adds a generator that is trained on canaries, and attacks on it."""
+        own_pairs = {"user_field": self.s.finetune.user_field, "data": self.pairs}
+        own_pairs["split"] = self.s.finetune.split
+        canaries = self.make("canaries", "canaries", own_pairs, "Canaries")
+        trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
+        name = f"audited_{{}}_{part}"
+        generator, written = self.generated(name, trained, own, audited=True)
+        made = {"canaries": canaries, "generator": generator, "synthetic": written}
+        self.make(f"audit_{part}", "audit", made, _at("Audit", given["epsilon"]))
+
+
+class _Rows(JobSteps):
+    """The steps of all rows of the job's table, and the rows."""
+
+    def __init__(self, s: Pipeline.Settings):
+        super().__init__(s)
         self.rows: list[dict[str, str]] = []
         self.systems: dict[str, str] = {}  # by row
         self.rerankers: dict[str, str] = {}  # by row
         self.generators: dict[float, StepOutput] = {}
-        self.pairs, self.start, self.histogram = s.data, s.init, ""
-
-    def make(
-        self, name: str, group: str, label: str, given: Mapping[str, Any], **shows: Any
-    ) -> StepOutput:
-        """Adds a step with a group of the job's settings, and what the job sets."""
-        if group not in _UNSEEDED:
-            given = {"seed": self.s.seed, **given}
-        own = getattr(self.s, group)
-        return self.add(name, STAGES[group], own, given, label, **shows)
+        self.start = self.model("public_model", s.init, "Public T5")
+        self.retrievers()
+        self.adapters()
+        self.rerankings()
+        self.evaluate()
+        for epsilon in s.audit_epsilons:
+            self.audit(step_part(epsilon), {"init": self.start, "epsilon": epsilon})
 
     def row(self, within: dict[str, str], name: str, label: str, made: str) -> None:
         """Adds a row of the table: a step's output, or something that is there."""
@@ -249,72 +330,33 @@ class _Steps(Steps):
         self.rows.append({"name": name, "label": label, "step": step})
         within[name] = made
 
-    def prepare(self) -> None:
-        """The pairs of a log, public pairs, and the public T5."""
-        s = self.s
-        if is_log(s.data):
-            logs = dataclasses.replace(s.log.logs, train=s.data)
-            self.pairs = self.make("pairs", "log", "Pairs", {"logs": logs})
-        splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
-        splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
-        given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
-        given["splits"] = tuple(dict.fromkeys(splits))
-        self.make("prepare", "prepare", "Public pairs", given)
-        if s.pretrain.steps:
-            given = {"data": self.pairs, "init": s.init}
-            self.start = self.make("public_model", "pretrain", "Public T5", given)
-
     def retrievers(self) -> None:
-        """Rows that are trained for the same steps from the same weights."""
-        s, public = self.s, {"pairs": StepOutput(f"prepare/{SET}")}
+        """BM25 and all trained retrievers."""
+        s = self.s
         self.row(self.systems, BM25, "BM25", BM25)
-        none = {**public, "steps": 0, "epochs": 0.0}
-        self._retriever("untrained", "Untrained encoder", none)
-        self._retriever(PUBLIC, "Public-only", public)
-        # No private pair is held out: the other rows search for public ones.
-        given: dict[str, Any] = {"pairs": self.pairs, "validation_pairs": 0}
-        self._retriever("original", "Original pairs", given)
+        self._retriever("untrained", "untrained", "Untrained encoder")
+        self._retriever(PUBLIC, PUBLIC, "Public-only")
+        self._retriever("original", "original", "Original pairs")
         if s.histogram_epsilon and any(map(math.isfinite, s.epsilons)):
             given = {name: getattr(s.finetune, name) for name in _OF_UNITS}
             given.update(pairs=self.pairs, epsilon=s.histogram_epsilon)
             name = f"histogram_{step_part(s.histogram_epsilon)}"
-            self.histogram = self.make(name, "histogram", "Histogram", given)
+            self.histogram = self.make(name, "histogram", given, "Histogram")
         for epsilon in s.epsilons:
-            generator, pairs = self._generated("", epsilon, self.pairs, self.histogram)
-            self.generators[epsilon] = generator
+            given = {"init": self.start, "pairs": self.pairs, "epsilon": epsilon}
+            made, pairs = self.generated(f"{{}}_{step_part(epsilon)}", given)
+            self.generators[epsilon] = made
             name, label = f"synthetic_{row_part(epsilon)}", _at("Synthetic", epsilon)
-            self._retriever(name, label, {"pairs": pairs})
+            self._retriever(name, "synthetic", label, pairs=pairs)
         for epsilon in s.direct_epsilons:
-            given = {"pairs": self.pairs, "epsilon": epsilon}
-            given.update(steps=s.retriever.steps, epochs=s.retriever.epochs)
-            label = _at("Direct DP", epsilon)
-            self._retriever(f"direct_{row_part(epsilon)}", label, given, "direct")
+            name, label = f"direct_{row_part(epsilon)}", _at("Direct DP", epsilon)
+            self._retriever(name, "direct", label, epsilon=epsilon)
 
-    def _retriever(
-        self, name: str, label: str, given: Mapping[str, Any], group: str = "retriever"
-    ) -> None:
-        given = {"init": self.s.retriever_init or self.start, **given}
-        step, long = f"retriever_{name}", f"Retriever: {label}"
-        made = self.make(step, group, long, given, chart="Retriever")
+    def _retriever(self, name: str, kind: str, label: str, **given: Any) -> None:
+        given["init"] = self.s.retriever_init or self.start
+        long = f"Retriever: {label}"
+        made = self.retriever(f"retriever_{name}", kind, given, long)
         self.row(self.systems, name, label, made)
-
-    def _generated(
-        self, before: str, epsilon: float, pairs: str, histogram: str
-    ) -> tuple[StepOutput, StepOutput]:
-        """Returns a generator and its set; their names start with `before`."""
-        audited, part = bool(before), step_part(epsilon)
-        given: dict[str, Any] = {"init": self.start, "pairs": pairs, "epsilon": epsilon}
-        given["histogram"] = histogram if math.isfinite(epsilon) else ""
-        label = _at("Audited generator" if audited else "Generator", epsilon)
-        shows = {} if audited else {"chart": "Generator"}
-        name = f"{before}generator_{part}"
-        generator = self.make(name, "finetune", label, given, **shows)
-        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
-        label = _at("Audited set" if audited else "Synthetic", epsilon)
-        shows = {} if audited else {"set": row_part(epsilon)}
-        name = f"{before}synthetic_{part}"
-        made = self.make(name, "synthesize", label, given, **shows)
-        return generator, StepOutput(f"{made}/{SET}")
 
     def adapters(self) -> None:
         """A public encoder, and maps of its queries; hard negatives are BM25's."""
@@ -325,7 +367,7 @@ class _Steps(Steps):
         given["pairs"] = self.pairs
         if s.adapter_epsilons and s.adapter.unit != "pair":
             mining = {"pairs": self.pairs, "split": s.adapter.split}
-            mined = self.make("mined", "mine", "Hard negatives", mining)
+            mined = self.make("mined", "mine", mining, "Hard negatives")
             negatives = dataclasses.replace(s.adapter.hard_negatives, run=mined)
             given["hard_negatives"] = negatives
         else:  # single pairs of a query can have none
@@ -333,7 +375,7 @@ class _Steps(Steps):
         for epsilon in s.adapter_epsilons:
             given["epsilon"] = epsilon
             name, label = f"adapter_{row_part(epsilon)}", _at("Adapter", epsilon)
-            made = self.make(name, "adapter", label, given, chart="Retriever")
+            made = self.make(name, "adapter", given, label, chart="Retriever")
             self.row(self.systems, name, label, made)
 
     def rerankings(self) -> None:
@@ -370,22 +412,7 @@ class _Steps(Steps):
             default = STAGES["evaluate"].Settings()
             given["similarity_split"] = default.similarity_split
             given["similarity"] = default.similarity
-        self.make("evaluation", "evaluate", "Evaluation", given, rows=self.rows)
-
-    def audit(self) -> None:
-        """Generators that are trained on canaries, and attacked."""
-        s = self.s
-        if s.audit_epsilons:
-            given = {"user_field": s.finetune.user_field, "split": s.finetune.split}
-            given["data"] = self.pairs
-            canaries = self.make("canaries", "canaries", "Canaries", given)
-            pairs = StepOutput(f"{canaries}/{DATA}")
-        for epsilon in s.audit_epsilons:
-            generator, written = self._generated("audited_", epsilon, pairs, "")
-            given = {"generator": generator, "synthetic": written}
-            given["canaries"] = canaries
-            name, label = f"audit_{step_part(epsilon)}", _at("Audit", epsilon)
-            self.make(name, "audit", label, given)
+        self.make("evaluation", "evaluate", given, "Evaluation", rows=self.rows)
 
 
 def _at(what: str, epsilon: float) -> str:

@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import SET
-from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
+from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
-from tfdpsq.run.report.tables import Row
+from tfdpsq.run.report.tables import RETRIEVAL, ZERO_SHOT, Row
 from tfdpsq.run.stages import pipeline
+from tfdpsq.run.stages.pipeline import JobSteps
 from tfdpsq.validation import InputError
 
 RETRIEVERS = "base"  # the size that all retrievers start from
@@ -76,13 +76,7 @@ class Reproduce(Job):
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, for each seed."""
-        wanted = _wanted(s)
-        made = _Rows(s, wanted)
-        for seed in s.seeds:
-            made.measure(seed)
-        for row in made.of(tables.CANARIES):
-            made.audit(row)
-        return made
+        return _Rows(s)
 
     def finish(
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
@@ -123,115 +117,72 @@ def _wanted(s: Reproduce.Settings) -> dict[str, Any]:
     return {name: s.tables[name] for name in s.table or s.tables}
 
 
-class _Rows(Steps):
-    """The steps of the rows, each made once; a seed in a name gives it a ledger."""
+class _Rows(JobSteps):
+    """The steps of the rows; a seed in a name gives it a ledger."""
 
-    def __init__(self, s: Reproduce.Settings, wanted: Mapping[str, Any]):
-        super().__init__()
-        self.s, self.job, self.wanted = s, s.job, wanted
-        splits = {s.job.finetune.split, s.job.retriever.split, s.job.evaluate.split}
-        given = {"data": self.job.data, "splits": tuple(sorted(splits))}
-        self.make("prepare", "prepare", {**given, "vocabulary_size": 0})
+    def __init__(self, s: Reproduce.Settings):
+        super().__init__(s.job)
+        self.all, self.wanted = s, _wanted(s)
+        for self.seed in s.seeds:
+            self.measure(f"seed{self.seed}_")
+        self.seed = s.job.seed
+        for row in self.of(tables.CANARIES):
+            self.audit(row.part, *self._finetune(row, **s.audit))
 
     def of(self, *measures: str) -> list[Row]:
         """Returns the rows of all tables of some measures, each once."""
         tables_ = [t for t in self.wanted.values() if t["measure"] in measures]
         return list(dict.fromkeys(row for t in tables_ for row in tables.rows_of(t)))
 
-    def make(
-        self, name: str, group: str, given: Mapping[str, Any], own: Any = None
-    ) -> StepOutput:
-        """Adds a step with a group of the job's settings, or `own`, once."""
-        if not any(step.name == name for step in self):
-            own = getattr(self.job, group) if own is None else own
-            self.add(name, pipeline.STAGES[group], own, given)
-        return StepOutput(name)
-
     def _model(self, size: str) -> str:
         """Returns the public T5 of a size."""
-        validation.one_of("the size of a row", size, tuple(self.s.sizes))
-        init = self.s.sizes[size].get("init", "")
-        if not init:
-            raise InputError(f"sizes.{size}.init is ''. Give a T5 of this size.")
-        if not self.job.pretrain.steps:
-            return init
-        given = {"data": self.job.data, "init": init}
-        return self.make(f"t5_{size}", "pretrain", given)
+        validation.one_of("the size of a row", size, tuple(self.all.sizes))
+        return self.model(f"t5_{size}", self.all.sizes[size].get("init", ""))
 
-    def _generated(
-        self, row: Row, name: str, pairs: str, seed: int, **changes: Any
-    ) -> tuple[StepOutput, StepOutput]:
-        """Returns a row's generator, and the set that it wrote; `name` has a blank."""
-        config = settings.config_of(self.job.finetune)
-        config.update({**self.s.sizes[row.size].get("finetune", {}), **changes})
-        kind = type(self.job.finetune)
-        own = settings.from_config(kind, config, "job.finetune.")
-        given = {"init": self._model(row.size), "pairs": pairs, "seed": seed}
-        given.update(epsilon=row.epsilon)
-        generator = self.make(name.format("generator"), "finetune", given, own)
-        given = {"generator": generator, "corpus": self.job.data, "seed": seed}
-        written = self.make(name.format("synthetic"), "synthesize", given)
-        return generator, StepOutput(f"{written}/{SET}")
+    def _finetune(self, row: Row, **changes: Any) -> tuple[dict[str, Any], Any]:
+        """Returns what is given to a row's generator, and its settings."""
+        given = {"init": self._model(row.size), "pairs": self.pairs}
+        config = settings.config_of(self.s.finetune)
+        config.update({**self.all.sizes[row.size].get("finetune", {}), **changes})
+        own = settings.from_config(type(self.s.finetune), config, "job.finetune.")
+        return {**given, "epsilon": row.epsilon}, own
 
-    def _set(self, row: Row, seed: int) -> StepOutput:
-        name = f"seed{seed}_{{}}_{row.part}"
-        return self._generated(row, name, self.job.data, seed)[1]
+    def _set(self, row: Row, before: str) -> StepOutput:
+        name = f"{before}{{}}_{row.part}"
+        return self.generated(name, *self._finetune(row))[1]
 
-    def _retriever(self, row: Row, seed: int) -> StepOutput:
-        own = self.job.retriever
-        start = self._model(RETRIEVERS)
-        given: dict[str, Any] = {"init": start, "seed": seed, "pairs": self.job.data}
-        if row.kind in tables.CONTROLS:
-            given["pairs"] = StepOutput(f"prepare/{SET}")
-        if row.kind == "untrained":
-            given.update(steps=0, epochs=0.0)
-        if row.kind == "original":
-            given.update(validation_pairs=0)
+    def _retriever(self, row: Row, before: str) -> StepOutput:
+        given: dict[str, Any] = {"init": self._model(RETRIEVERS)}
         if row.kind == "synthetic":
-            given["pairs"] = self._set(row, seed)
+            given["pairs"] = self._set(row, before)
         if row.kind == "direct":
-            given.update(epsilon=row.epsilon, steps=own.steps, epochs=own.epochs)
-        group = "direct" if row.kind == "direct" else "retriever"
-        return self.make(f"seed{seed}_retriever_{row.name}", group, given)
+            given["epsilon"] = row.epsilon
+        kind = row.kind.replace("-", "_")
+        return self.retriever(f"{before}retriever_{row.name}", kind, given)
 
-    def measure(self, seed: int) -> None:
+    def measure(self, before: str) -> None:
         """Adds what the tables measure of one seed's rows."""
-        own, default = self.job.evaluate, type(self.job.evaluate)()
+        own, default = self.s.evaluate, type(self.s.evaluate)()
         shared = "k index dtype resamples seed batch_size shard_documents".split()
         common = {name: getattr(own, name) for name in shared}
-        compared = {
-            r.name: self._set(r, seed)
-            for r in self.of(tables.SIMILARITY, tables.EXAMPLES)
-        }
-        searched = {r.name: self._retriever(r, seed) for r in self.of(tables.RETRIEVAL)}
-        similar = {row.name: compared[row.name] for row in self.of(tables.SIMILARITY)}
+        compared = self.of(tables.SIMILARITY, tables.EXAMPLES)
+        sets = {r.name: self._set(r, before) for r in compared}
+        searched = {r.name: self._retriever(r, before) for r in self.of(RETRIEVAL)}
+        similar = {row.name: sets[row.name] for row in self.of(tables.SIMILARITY)}
         if searched or similar:
-            given = {
-                "data": self.job.data,
-                "systems": {BM25: BM25, **searched},
-                **common,
-            }
-            given.update(split=own.split, synthetic=similar)
+            given = {"systems": {BM25: BM25, **searched}, "synthetic": similar}
+            given.update(data=self.pairs, split=own.split, **common)
             if similar:
                 given.update(similarity_split=own.similarity_split)
                 given.update(similarity=own.similarity)
-            self.make(f"seed{seed}_retrieval", "evaluate", given, default)
-        sets = {name: path for name, path in self.s.sets.items() if path}
-        systems = {r.name: self._retriever(r, seed) for r in self.of(tables.ZERO_SHOT)}
-        if systems and not sets:
+            self.make(f"{before}{RETRIEVAL}", "evaluate", given, own=default)
+        beir = {name: path for name, path in self.all.sets.items() if path}
+        systems = {r.name: self._retriever(r, before) for r in self.of(ZERO_SHOT)}
+        if systems and not beir:
             raise InputError("sets holds none, for the zero-shot tables. Give some.")
         if systems:
-            given = {"systems": systems, "sets": sets, **common}
-            self.make(f"seed{seed}_zero_shot", "evaluate", given, default)
-
-    def audit(self, row: Row) -> None:
-        """Adds a generator that is trained on canaries, and its audit."""
-        given = {"data": self.job.data, "user_field": self.job.finetune.user_field}
-        made = self.make("canaries", "canaries", given)
-        pairs, name = StepOutput(f"{made}/{DATA}"), f"audited_{{}}_{row.part}"
-        generator, written = self._generated(row, name, pairs, 0, **self.s.audit)
-        given = {"canaries": made, "generator": generator, "synthetic": written}
-        self.make(f"audit_{row.part}", "audit", given)
+            given = {"systems": systems, "sets": beir, **common}
+            self.make(f"{before}{ZERO_SHOT}", "evaluate", given, own=default)
 
 
 STAGE = Reproduce()
