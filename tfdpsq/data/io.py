@@ -196,15 +196,8 @@ def _renamed(target: Path, create: Callable[[Path], None]) -> Iterator[Path]:
 def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
     """Writes a file (text as UTF-8) that is seen either old or new, never between."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if is_local(path):
-        with atomic_file(path) as partial:
-            partial.write_bytes(data)
-    else:
-        folder, slash, name = os.fspath(path).rpartition("/")
-        partial_path = f"{folder}{slash}{partial_name(name)}"
-        with gfile().GFile(partial_path, "wb") as file:
-            file.write(data)
-        gfile().rename(partial_path, path, overwrite=True)
+    with atomic_file(path) as partial:
+        partial.write_bytes(data)
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

@@ -46,7 +46,6 @@ SCHEMA = {
     "document": "string",
     "sample": "int64",
 }
-READ_PARQUET = "import pandas\nrows = pandas.read_parquet('records')"
 _PART = {"part_of": "a set of queries"}
 _BATCH = 4096
 _REMEDY = "Restore it from where it was made, or move the set away and make it again"

@@ -45,7 +45,7 @@ def write_set(
 
 
 def text(manifest: Mapping[str, Any]) -> str:
-    """Returns the card in Markdown; see `write`."""
+    """Returns the card of a set in Markdown."""
     not_covered = (manifest.get("certificate") or {}).get("not_covered", ())
     parts = [
         "# Synthetic queries for public documents",

@@ -1,7 +1,7 @@
 """Hard negatives of pairs, that `mine` wrote, and the check of their origin.
 
 The negatives of one query must not depend on other queries: the certificate would not
-cover what they carry. Those of one of its pairs depend on its others.
+cover what they carry. A pair's negatives depend on the other pairs of its query.
 """
 
 from __future__ import annotations

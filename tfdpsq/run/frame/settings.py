@@ -248,7 +248,7 @@ def from_config(kind: type, config: Any, where: str = "") -> Any:
 
 
 def unknown(name: str, names: Sequence[str]) -> InputError:
-    """Returns the error for a name that is none of `names`, with the nearest one."""
+    """Returns the error for an unknown setting; it suggests the nearest of `names`."""
     known = {each.rpartition(".")[2]: each for each in names}  # without their prefix
     known.update(zip(names, names))
     near = difflib.get_close_matches(name, known, 1)

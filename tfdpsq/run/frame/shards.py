@@ -4,8 +4,8 @@
         00003.EXT      what shard 3 holds: a file, or several
         00003.json     its mark, written last: {"count": rows, "result": {...}}
 
-A shard is there if its mark is. A pass that is killed loses the shard it was making.
-With other settings it begins anew; those from before can go on until one has finished.
+A shard exists if its mark does: a killed pass loses only the shard it was making.
+Changed settings start a new directory; all of them are removed when a pass finishes.
 """
 
 from __future__ import annotations

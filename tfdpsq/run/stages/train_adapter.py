@@ -186,7 +186,7 @@ def _opened(c: Context) -> tuple[embeddings.Embeddings, embeddings.Embeddings]:
 
 
 def _drawn(s: Any, documents: embeddings.Embeddings) -> np.ndarray:
-    """Returns embeddings of documents, drawn by a public seed, without pairs' part.
+    """Returns embeddings of documents, drawn by a public seed from the corpus alone.
 
     Those of all zeros, which have no direction, are left out.
     """
