@@ -16,7 +16,7 @@ from tfdpsq.privacy import (
     train,
     training,
 )
-from tfdpsq.privacy.batches import require_microbatches
+from tfdpsq.privacy.step import Setup, rows_of_batch
 
 _plan = functools.partial(plans.plan, num_units=12, batch_size=4, steps=2)
 
@@ -65,10 +65,14 @@ def _train(plan, layer, variables, take, **options):
     )
 
 
-def test_more_replicas_than_microbatches_are_refused():
-    assert require_microbatches(9, 4, 3) == 3
-    with pytest.raises(InputError, match="makes 3 microbatches for 4 replicas"):
-        require_microbatches(9, 4, 4)
+def test_more_replicas_than_microbatches_are_refused(strategy_of):
+    plan = _plan()
+    setup = Setup(plan, len, [], [], -(-plan.max_rows // 3))
+    with strategy_of(2).scope():
+        assert rows_of_batch(setup) == 4 * setup.microbatch_size
+    with strategy_of(4).scope():
+        with pytest.raises(InputError, match="makes 3 microbatches for 4 replicas"):
+            rows_of_batch(setup)
 
 
 def test_nothing_to_train_is_refused():

@@ -58,7 +58,7 @@ class Shorter(runner.ShardedStage):
         rows = (SyntheticQuery(**row) for shard in found for row in shard)
         certificate = self.certificate(c.settings, c.given)
         written = write_synthetic(
-            c.out / SET, rows, c.provenance(), certificate, guarantee=c.privacy.word
+            c.out / SET, rows, dict(c.provenance), certificate, guarantee=c.privacy.word
         )
         return {"kept": written["count"]}
 

@@ -12,27 +12,10 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import workers
-from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.sampling import Draw
 
 # Maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
-
-
-def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
-    """Rows of a microbatch, at most those of the largest draw: the rest is padding."""
-    return min(microbatch_size, plan.max_rows)
-
-
-def require_microbatches(max_rows: int, microbatch_size: int, replicas: int) -> int:
-    """Returns the microbatches of the largest batch; an InputError below `replicas`."""
-    microbatches = -(-max_rows // microbatch_size)
-    if replicas > microbatches:
-        raise validation.InputError(
-            f"microbatch_size {microbatch_size} makes {microbatches} microbatches for "
-            f"{replicas} replicas. Lower it, or use fewer replicas."
-        )
-    return microbatches
 
 
 def batch_of(

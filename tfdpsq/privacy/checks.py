@@ -18,6 +18,7 @@ and prove nothing of other rows. Errors quote no value of a row.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import Take, rows_at_once, unquoted_values
+from tfdpsq.privacy.batches import Take, unquoted_values
 from tfdpsq.privacy.fast.engine import converted, flatten, plain_errors
 from tfdpsq.privacy.replay import KEYED, Draws, replayable
 from tfdpsq.privacy.step import Setup, make_microbatch_sum, rows_of_batch
@@ -71,7 +72,7 @@ def check_setup(setup: Setup, rows: Rows) -> tuple[Setup, Sequence[tf.Variable]]
     if callable(setup.engine):
         return setup, variables
     size = setup.plan.rows_clipped_together
-    by_unit = setup._replace(engine="rowwise", microbatch_size=size)
+    by_unit = dataclasses.replace(setup, engine="rowwise", microbatch_size=size)
     if setup.engine == "rowwise":
         setup = by_unit
     with unquoted_values(
@@ -192,7 +193,7 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
     def traced(given: Mapping[str, tf.Tensor]) -> Any:
         key = tf.constant([1, 2], tf.int64)
         if callable(setup.engine):
-            own = setup._replace(variables=variables, microbatch_size=rows)
+            own = dataclasses.replace(setup, variables=variables, microbatch_size=rows)
             return make_microbatch_sum(own)(given, key).sums
         with replayable(setup.layers, key, 0, 0, draws), tf.GradientTape() as tape:
             losses = tf.convert_to_tensor(losses_of(given))
@@ -260,7 +261,7 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
     of NaN end no run.
     """
     spec, size = setup.plan.spec, setup.plan.rows_clipped_together
-    count = rows_at_once(setup.plan, setup.microbatch_size)
+    count = setup.rows_at_once
     run = _losses_and_sums(setup, count)
     kinds = {layer.compute_dtype for layer in flatten(setup.layers)}
     coarse = kinds & {"float16", "bfloat16"}
@@ -338,7 +339,7 @@ def _losses_and_sums(
     """Returns the step's function of a microbatch, with random numbers held fixed."""
     strategy = tf.distribute.get_strategy()
     losses = converted(setup.per_example_losses)
-    setup = setup._replace(per_example_losses=losses, microbatch_size=count)
+    setup = dataclasses.replace(setup, per_example_losses=losses, microbatch_size=count)
 
     @tf.function(autograph=False)
     def on_first(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:

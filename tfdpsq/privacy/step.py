@@ -8,11 +8,12 @@ the batch) are the same for every R; only the order of addition is not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import require_microbatches, rows_at_once, share_of
+from tfdpsq.privacy.batches import share_of
 from tfdpsq.privacy.engines import Batch, Clipped, Engine, clipped_sum, require_engine
 from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.fast.factored import full_dtype
@@ -34,8 +35,13 @@ from tfdpsq.privacy.replay import replayable
 Arrays = Mapping[str, np.ndarray]
 
 
-class Setup(NamedTuple):
-    """A loss, what it trains, and how it is differentiated; see `train`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setup:
+    """A loss, what it trains, and how it is differentiated; see `train`.
+
+    Raises:
+      InputError: a variable listed twice, an engine or a `microbatch_size` as there.
+    """
 
     plan: PrivacyPlan
     per_example_losses: Callable[[Batch], tf.Tensor]
@@ -43,6 +49,23 @@ class Setup(NamedTuple):
     layers: list[tf.Module]
     microbatch_size: int
     engine: Engine = "fast"
+
+    def __post_init__(self) -> None:
+        """Refuses what the class says."""
+        fast.require_distinct(self.variables)
+        require_engine(self.engine)
+        size = validation.positive_integer("microbatch_size", self.microbatch_size)
+        together = self.plan.rows_clipped_together
+        if not callable(self.engine) and size % together:
+            raise validation.InputError(
+                f"microbatch_size is {size}; use a multiple of the {together} rows "
+                "that are clipped together."
+            )
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a microbatch, at most those of the largest draw."""
+        return min(self.microbatch_size, self.plan.max_rows)
 
 
 def make_logical_step(
@@ -79,14 +102,11 @@ def make_logical_step(
       r, r + R, r + 2R, …, and noise and result are the same on all.
 
     Raises:
-      InputError: a `microbatch_size` as above; a variable listed twice; an engine.
+      InputError: see `Setup`.
     """
-    fast.require_distinct(variables)
-    require_engine(engine)
-    variables = list(variables)
-    build(optimizer, variables)
-    size = microbatch_size
-    setup = Setup(plan, per_example_losses, variables, list(layers), size, engine)
+    held = list(variables), list(layers)
+    setup = Setup(plan, per_example_losses, *held, microbatch_size, engine)
+    build(optimizer, setup.variables)
     return functools.partial(_Step(setup).run, optimizer)
 
 
@@ -96,12 +116,17 @@ def rows_of_batch(setup: Setup) -> int:
     The most that can be drawn, rounded up to whole microbatches, the same number for
     every replica; an InputError if there are more replicas than microbatches.
     """
-    plan, size = setup.plan, setup.microbatch_size
+    most, size = setup.plan.max_rows, setup.microbatch_size
     if callable(setup.engine):
-        return -(-plan.max_rows // size) * size
+        return -(-most // size) * size
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    microbatches = require_microbatches(plan.max_rows, size, replicas)
-    return -(-microbatches // replicas) * replicas * rows_at_once(plan, size)
+    microbatches = -(-most // size)
+    if replicas > microbatches:
+        raise validation.InputError(
+            f"microbatch_size {size} makes {microbatches} microbatches for {replicas} "
+            "replicas. Lower it, or use fewer replicas."
+        )
+    return -(-microbatches // replicas) * replicas * setup.rows_at_once
 
 
 def make_microbatch_sum(setup: Setup) -> Callable[[Batch, tf.Tensor], Clipped]:
@@ -116,12 +141,6 @@ def make_microbatch_sum(setup: Setup) -> Callable[[Batch, tf.Tensor], Clipped]:
 class _Step:
     def __init__(self, setup: Setup):
         self.setup, self._together = setup, setup.plan.rows_clipped_together
-        size = validation.positive_integer("microbatch_size", setup.microbatch_size)
-        if not callable(setup.engine) and size % self._together:
-            raise validation.InputError(
-                f"microbatch_size is {size}; use a multiple of the {self._together} "
-                "rows that are clipped together."
-            )
 
     def run(
         self,
@@ -191,17 +210,18 @@ class _Step:
     def _differentiated(
         self, part: Batch, number: tf.Tensor, keys: StepKeys
     ) -> Clipped:
-        plan, per_example_losses, variables, layers, _, engine = self.setup
+        setup = self.setup
+        plan, variables, layers = setup.plan, setup.variables, setup.layers
 
         def losses() -> tf.Tensor:
             with replayable(layers, keys.dropout, keys.number, number):
-                return per_example_losses(part)
+                return setup.per_example_losses(part)
 
-        if not callable(engine):
+        if not callable(setup.engine):
             weights = part["weights"]
-            return clipped_sum(engine, plan, losses, variables, layers, weights)
+            return clipped_sum(setup.engine, plan, losses, variables, layers, weights)
         with replayable(layers, keys.dropout, keys.number, number):
-            return engine(plan, part, variables)
+            return setup.engine(plan, part, variables)
 
     def _one_by_one(
         self, part: Batch, number: tf.Tensor, keys: StepKeys
@@ -308,21 +328,17 @@ class CompiledStep:
         self._plan, self._key = setup.plan, key
         self.variables = setup.variables
         self._dealt = not callable(setup.engine)
-        self._at_once = rows_at_once(setup.plan, setup.microbatch_size)
+        self._at_once = setup.rows_at_once
         self.rows = rows_of_batch(setup)
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         # Several replicas compile, or not, as their strategy does.
         jit = jit_compile if self._replicas == 1 else None
-        step = make_logical_step(
-            setup.plan,
-            converted(setup.per_example_losses),
-            setup.variables,
-            optimizer,
-            self._at_once,
-            setup.layers,
-            setup.engine,
+        losses = converted(setup.per_example_losses)
+        capped = dataclasses.replace(
+            setup, per_example_losses=losses, microbatch_size=self._at_once
         )
+        step = functools.partial(_Step(capped).run, optimizer)
         run = self._strategy.run
         self._function = tf.function(
             step if self._replicas == 1 else lambda *given: run(step, args=given),

@@ -38,7 +38,7 @@ from absl import logging
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, checks, fast, optimizers, workers
+from tfdpsq.privacy import checkpoint, checks, optimizers, workers
 from tfdpsq.privacy.batches import (
     Take,
     batch_of,
@@ -46,7 +46,7 @@ from tfdpsq.privacy.batches import (
     require_same_rows,
     unquoted_values,
 )
-from tfdpsq.privacy.engines import Batch, Engine, require_engine
+from tfdpsq.privacy.engines import Batch, Engine
 from tfdpsq.privacy.keys import RunKey
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
@@ -174,11 +174,9 @@ def train(
             "rows. Set it to 2 before TensorFlow is imported."
         )
         logging.log_first_n(logging.WARNING, warning, 1, LOG_LEVEL)
-    validation.positive_integer("microbatch_size", microbatch_size)
+    setup = Setup(plan, per_example_losses, variables, layers, microbatch_size, engine)
     validation.positive_integer("save_every", save_every)
-    require_engine(engine)
     optimizers.require_new(optimizer, plan.spec.steps)
-    fast.require_distinct(variables)
     if directory is not None and seed is not None:
         raise validation.InputError("directory keeps a seed of its own. Drop seed.")
     if not isinstance(units, (Groups, numbers.Integral, type(None))):
@@ -192,7 +190,6 @@ def train(
         before_step(0)  # or what is tried would read what was never set
     read: list[tf.Module | tf.Variable] = [*layers]
     batch = rows.take_some(plan.rows_clipped_together)
-    setup = Setup(plan, per_example_losses, variables, layers, microbatch_size, engine)
     if private:
         setup, variables_read = checks.check_setup(setup, rows)
         read += variables_read

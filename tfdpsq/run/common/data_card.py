@@ -37,10 +37,11 @@ def write_set(
     **more: Any,
 ) -> dict[str, Any]:
     """Writes a stage's set with its card; `more` is of its provenance."""
-    provenance, word = {**c.provenance(), **more}, c.privacy.word
+    provenance, word = {**c.provenance, **more}, c.privacy.word
     out = c.out / SET
     manifest = write_synthetic(out, rows, provenance, certificate, shards, word)
-    atomic_write(out / FILE_NAME, text(manifest))
+    card = text(manifest)
+    atomic_write(out / FILE_NAME, card)
     return manifest
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever
 from tfdpsq.data import Pair, Tokenizer
 from tfdpsq.generator import pretraining
-from tfdpsq.privacy import batches, checkpoint, engines
+from tfdpsq.privacy import checkpoint, engines
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.pairs import encode_rows
 from tfdpsq.run.common import hard_negatives, training
@@ -97,8 +97,6 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
     plan = privacy.make_plan(spec)
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
-        rows = _rows_at_a_time(s, plan)
-        batches.require_microbatches(plan.max_rows, rows, c.devices.replicas)
     return plan
 
 

@@ -157,14 +157,6 @@ class Training(Stage):
         """Returns the settings of a run, with its steps, its units and its plan."""
         raise NotImplementedError
 
-    def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
-        """Reports a training that diverged, once weights and certificate are kept."""
-        if "diverged" in record["result"]:
-            raise InputError(
-                f"{record['result']['diverged']} They are kept. Lower the learning "
-                "rate in a run of its own; a finite epsilon adds up with this one's."
-            )
-
 
 def require_finite(model: tf.keras.Model, s: Any) -> None:
     """Refuses weights that `fit` left as NaN or infinity."""

@@ -91,6 +91,7 @@ class Context:
       privacy: the output's class.
       inputs: fingerprints of the inputs.
       depends: what the output depends on, as JSON: stage, settings, inputs.
+      provenance: what the manifest of a set says of its making; see `data.sets`.
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
@@ -104,6 +105,7 @@ class Context:
     privacy: Privacy
     inputs: Mapping[str, str]
     depends: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: Devices | None = None
@@ -113,11 +115,6 @@ class Context:
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the scope to make models in."""
         return (self.devices or Devices()).scope()
-
-    def provenance(self) -> dict[str, Any]:
-        """Returns what the manifest of a set says of its making; see `data.sets`."""
-        own = settings.to_json(self.settings)
-        return {"config": own, "inputs": dict(self.inputs)}
 
 
 class Command:
@@ -195,9 +192,6 @@ class Stage(Command):
     def run(self, c: Context) -> dict[str, Any]:
         """Fills `c.out`; returns what `stage.json` records."""
         raise NotImplementedError
-
-    def require_sound(self, s: Any, record: Mapping[str, Any]) -> None:
-        """Refuses an output that is not what was asked for, once it is finished."""
 
     def line(self, result: Mapping[str, Any]) -> str:
         """Returns the result of `run` in a few words, for `status` and the report."""
@@ -330,7 +324,10 @@ def _executed(
         inputs = {**inputs, **stage.also(c)}
         own = settings.identity(s)
         depends = {"stage": stage.name, "settings": own, "inputs": inputs}
-        c = dataclasses.replace(c, beam=beam, inputs=inputs, depends=depends)
+        whole = {"config": settings.to_json(s), "inputs": inputs}
+        c = dataclasses.replace(
+            c, beam=beam, inputs=inputs, depends=depends, provenance=whole
+        )
         record = records.finished(place.path, depends)
         if record is not None:
             logging.info("%s: finished before, not made again", place.name)
@@ -349,7 +346,11 @@ def _executed(
                 record = _made(stage, c, umask, counts)
             logging.info("%s: finished", place.name)
         _clean(place)
-    stage.require_sound(s, record)
+    if "diverged" in record["result"]:
+        raise InputError(
+            f"{record['result']['diverged']} They are kept. Lower the learning rate in "
+            "a run of its own; a finite epsilon adds up with this one's."
+        )
     return record
 
 
@@ -370,7 +371,7 @@ def _made(
             out,
             c.depends,
             guarantee=c.privacy.word,
-            settings=settings.to_json(c.settings),
+            settings=c.provenance["config"],
             facts=stage.facts(c.settings, c.given),
             result=result,
             line=stage.line(result),

@@ -20,8 +20,6 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.layers import T5Config, apply_lora, train_only
-from tfdpsq.privacy import batches
-from tfdpsq.privacy import plan as plans
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
 from tfdpsq.run.frame import records, settings
@@ -102,8 +100,6 @@ class Finetune(training.Training):
         units = training.units_of(c)
         s = training.with_steps(c.settings, units.n)
         spec = training.spec_of(s, units)
-        rows = plans.max_batch_size_of(spec) * spec.rows_per_unit
-        batches.require_microbatches(rows, s.microbatch_size, c.devices.replicas)
         histogram = c.given["histogram"]
         if histogram is None:
             return s, units, privacy.make_plan(spec)

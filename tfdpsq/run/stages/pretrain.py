@@ -121,7 +121,7 @@ class Pretrain(Stage):
         own_texts = Preprocessor(tokenizer, **lengths)
         write_json(c.out / PREPROCESSOR_FILE, own_texts.get_config())
         record["rows"] = {name: len(store) for name, store in stores.items()}
-        write_json(c.out / CURVE_FILE, {**record, **c.provenance()})
+        write_json(c.out / CURVE_FILE, {**record, **c.provenance})
         return {"held_out": record["held_out"][-1]}
 
 

@@ -94,10 +94,10 @@ class Synthesize(runner.ShardedStage):
 
     def parts(self, c: Context) -> corpus.Parts:
         """Cuts the corpus."""
-        s = c.settings
+        s, only = c.settings, self._only(c)
         most = 0 if s.histogram else s.max_documents
         scanned = corpus.scan(c.given["corpus"].beir().corpus_file)
-        return scanned.cut(s.shard_documents, most, self._only(c))
+        return scanned.cut(s.shard_documents, most, only)
 
     def start(self, c: Context) -> shards.Make:
         """Loads the generator."""
