@@ -12,7 +12,9 @@ from tfdpsq.layers import T5Config, apply_lora
 _V, _EOS = 60, 1
 
 
-@pytest.fixture(scope="module", params=["1.0", "1.1"])
+@pytest.fixture(
+    scope="module", params=["1.1", pytest.param("1.0", marks=pytest.mark.slow)]
+)
 def model(request):
     return attentive.generator(request.param)
 
@@ -116,6 +118,7 @@ def test_cached_decoding_includes_lora():
     np.testing.assert_allclose(cached, uncached, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close_to_float32():
     """Logits within the rounding of a model whose every product has 8 bits."""
     config = T5Config(_V, 1, 4, 32, 64, 8, dropout=0.0)

@@ -44,6 +44,7 @@ def test_shipped_model_is_small_and_complete(directory):
     assert "certificate.json" not in files
 
 
+@pytest.mark.slow
 def test_shipped_encoder_did_not_collapse_and_decoder_reads_the_document(directory):
     corpus = build_pydocs()
     held = [

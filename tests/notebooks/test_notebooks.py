@@ -179,11 +179,11 @@ def run(tmp_path_factory):
 
 @pytest.mark.timeout(600)
 def test_the_page_runs_and_readme_has_its_code(run, monkeypatch, tmp_path):
-    """At a smaller size: on a corpus of 200 pairs."""
+    """At a smaller size: on a corpus of 100 pairs."""
     code = "\n\n".join(cell.source for cell in code_cells(read(PAGE)))
     readme = (ROOT / "README.md").read_text("utf-8")
     assert re.sub("\n+", "\n", code) in re.sub("\n+", "\n", readme)
-    pairs = list(itertools.islice(data.load("pydocs").pairs("train"), 200))
+    pairs = list(itertools.islice(data.load("pydocs").pairs("train"), 100))
     documents = {pair.document_id: pair.document for pair in pairs}
     judged = [(pair.query_id, pair.document_id, 1) for pair in pairs]
     data.write_beir(

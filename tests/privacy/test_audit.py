@@ -129,7 +129,15 @@ def _audit_of_many_runs(plan, factor, engine, runs):
     )
 
 
-@pytest.mark.parametrize("engine", ["fast", "rowwise", "dpkeras", "vectorized"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "fast",
+        "vectorized",
+        pytest.param("rowwise", marks=pytest.mark.slow),
+        pytest.param("dpkeras", marks=pytest.mark.slow),
+    ],
+)
 def test_many_runs_leak_less_than_epsilon_and_more_at_half_the_noise(engine):
     plan = make_plan(PrivacySpec(3.0, CLIP_NORM, 100, 100, 2))
     certified, runs = plan.epsilon(2), 20_000

@@ -120,7 +120,9 @@ def test_layers_without_a_rule_are_clipped_row_by_row(middle):
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("middle", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    "middle", ["lstm", pytest.param("gru", marks=pytest.mark.slow)]
+)
 def test_fit_trains_recurrent_models_and_warns_of_the_cost(middle, caplog):
     model = _model(MIDDLES[middle]())
     before = [np.array(w) for w in model.get_weights()]
@@ -159,7 +161,7 @@ def test_nan_row_contributes_nothing_and_costs_nobody(engine):
     "layer",
     [
         L.Dropout,
-        L.GaussianNoise,
+        pytest.param(L.GaussianNoise, marks=pytest.mark.slow),
         pytest.param(L.AlphaDropout, marks=pytest.mark.slow),
     ],
 )

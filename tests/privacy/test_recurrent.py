@@ -37,7 +37,13 @@ class _Recommender(tf.keras.Model):
         return tf.matmul(state, self.items.embeddings, transpose_b=True)
 
 
-@pytest.mark.parametrize("make, classes", [(_classifier, 2), (_Recommender, ITEMS)])
+@pytest.mark.parametrize(
+    "make, classes",
+    [
+        (_classifier, 2),
+        pytest.param(_Recommender, ITEMS, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_of_fit_is_a_float64_loop_over_rows(make, classes, monkeypatch, caplog):
     """All rows are in the batch and noise is left out: w − rate·Σ clipped / B."""
     random = np.random.default_rng(0)

@@ -180,7 +180,10 @@ def _trained(replicas, strategy_of, optimizer, groups=None, **changes):
         return model.values(), losses
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "t5x_adafactor"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adafactor", pytest.param("t5x_adafactor", marks=pytest.mark.slow)],
+)
 def test_replicas_train_what_one_would(optimizer, strategy_of):
     """The same rows and noise; each replica has an uneven share of every batch."""
     alone, losses = _trained(1, strategy_of, optimizer)

@@ -78,7 +78,8 @@ def model_data(arrays):
     return tf.data.Dataset.from_tensors(collate(arrays, np.arange(rows)))
 
 
-@pytest.mark.parametrize("rows_at_a_time", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_at_a_time", [0, 2])
 def test_fit_goes_on_from_a_backup_as_if_never_stopped(
     make_model, make_config, make_batch, tmp_path, rows_at_a_time
 ):

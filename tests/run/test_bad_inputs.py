@@ -117,7 +117,10 @@ def test_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_stage_that_is_asked_to_end_ends_with_75(base, number, tmp_path):
     """75 means: start the same command again to go on."""
     config = tmp_path / "slow.py"

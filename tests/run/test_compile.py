@@ -199,7 +199,9 @@ def test_pretraining_step_compiles():
     assert refusals(trainer.train_step, batch) == []
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize(
+    "version", ["1.1", pytest.param("1.0", marks=pytest.mark.slow)]
+)
 def test_finetuning_step_compiles(version):
     model = T5QueryGenerator(T5Config(**{**_T5, "version": version}, dropout=0.1))
     model.compile(tf.keras.optimizers.Adam(0.01))

@@ -40,7 +40,9 @@ def one(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    "version", ["1.1", pytest.param("1.0", marks=pytest.mark.slow)]
+)
 def test_there_and_back_everything_comes_back(version, vocabulary, tmp_path):
     first = before = tmp_path / "first"
     first.mkdir()

@@ -53,7 +53,7 @@ def test_a_generator_for_ctranslate2_keeps_its_certificate(generator, tmp_path):
         read_certificate(out)
 
 
-@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("towers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_retriever_as_onnx_has_lengths_and_certificate(vocabulary, tmp_path, towers):
     pytest.importorskip("tf2onnx")
     trained, out = tmp_path / "trained", tmp_path / "release" / "out"

@@ -82,6 +82,7 @@ def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     assert points and all(("loss" in point) == bool(shown) for point in points)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_certified_and_rounds_no_weight(base):
     """Noise and weights would lose digits that accounting takes for granted.
 

@@ -85,6 +85,7 @@ def test_failure_after_the_last_step_is_mended_for_free(base, tmp_path, monkeypa
     assert certificate["run_id"] == _paid(out).run
 
 
+@pytest.mark.slow
 def test_paid_run_goes_on_with_a_smaller_microbatch(base, tmp_path, monkeypatch):
     """Where memory was too small, say. Other settings may not change."""
     out, call = tmp_path / "generator", Progress.__call__

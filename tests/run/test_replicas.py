@@ -61,9 +61,8 @@ def alone():
     return _trained(tf.distribute.get_strategy())
 
 
-@pytest.mark.parametrize(
-    "replicas, rows_at_a_time", [(2, 2), pytest.param(4, 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas, rows_at_a_time", [(2, 2), (4, 0)])
 def test_row_loses_the_same_units_wherever_it_is_embedded(
     strategy_of, alone, replicas, rows_at_a_time
 ):

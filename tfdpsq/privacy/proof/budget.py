@@ -149,15 +149,21 @@ def compose(groups: Sequence[Sequence[Run]], delta: float | None = None) -> Tota
       InputError: no total is proved for the runs, or δ is out of range.
     """
     groups = [_once(group) for group in groups if group]
-    every = _once(list(itertools.chain.from_iterable(groups)))
-    problem = difference(every) if every else "there is none"
-    if problem:
-        raise validation.InputError(f"the runs cannot be composed: {problem}.")
+    every = _composable(list(itertools.chain.from_iterable(groups)))
     costs = [_together(group, delta) for group in groups]
     delta, pld, rdp, epsilon_sum, delta_sum = map(max, zip(*costs))
     together = max(map(len, groups))
     early = sum(run.steps < run.plan.spec.steps for run in every)
     return Total(delta, pld, rdp, epsilon_sum, delta_sum, len(every), together, early)
+
+
+def _composable(runs: Sequence[Run]) -> list[Run]:
+    """Returns each run once; an InputError where no total is proved."""
+    every = _once(runs)
+    problem = difference(every) if every else "there is none"
+    if problem:
+        raise validation.InputError(f"the runs cannot be composed: {problem}.")
+    return every
 
 
 def sharing(runs: Sequence[Run]) -> list[list[Run]]:
@@ -214,8 +220,10 @@ def plan_within(spec: PrivacySpec, released: Sequence[Run]) -> PrivacyPlan:
     left = spec.epsilon
     while left >= LEAST_LEFT * spec.epsilon:
         plan = plans.make_plan(dataclasses.replace(spec, epsilon=left))
-        total = compose([[*released, Run("planned", plan, spec.steps)]])
-        spent = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}[spec.accountant]
+        runs = _composable([*released, Run("planned", plan, spec.steps)])
+        delta = min(run.plan.spec.target_delta for run in runs)
+        events = [(run.plan, run.steps) for run in runs]
+        spent = epsilon_of_runs(events, delta, spec.accountant)
         if spent <= spec.epsilon:
             return plan
         left = min(left - spent + spec.epsilon, 0.999 * left)
