@@ -13,7 +13,7 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.common import canary_set
+from tfdpsq.run.common import audited, canary_set
 from tfdpsq.run.frame import records, runner
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import audit
@@ -204,7 +204,7 @@ def test_queries_written_for_canaries_documents_are_no_part_of_the_set(base, tmp
     s = audit.Audit.Settings(**_settings(base, synthetic=str(tmp_path / "set")))
     place = Place.of(tmp_path / "private" / "audit")
     c = runner.Context(s, runner.open_inputs(s), place, None, {})
-    assert audit.Subject(c).queries == [("d3", "open a file")]
+    assert audited.Subject(c).queries == [("d3", "open a file")]
 
 
 def test_audit_is_a_recorded_private_read(base):
@@ -262,4 +262,4 @@ def test_secrets_that_would_be_cut_are_refused(base):
         lengths = {"document_length": 64, "query_length": 48, name: length}
         preprocessor = Preprocessor(base / "spiece.model", **lengths)
         with pytest.raises(InputError, match=f"more than {name} = {length} tokens"):
-            audit.require_whole(made, documents, preprocessor)
+            audited.require_whole(made, documents, preprocessor)

@@ -21,20 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, read_synthetic
-from tfdpsq.data.beir import PairTable
 from tfdpsq.data.io import write_json
-from tfdpsq.data.texts import Document, Pair
-from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator, TopP
 from tfdpsq.run.common import canary_set
-from tfdpsq.run.common.canary_set import Canary
+from tfdpsq.run.common.audited import Subject, members_of
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Artefact, Generator, Pairs, SyntheticSet
 from tfdpsq.run.frame.places import Place, Privacy
@@ -117,71 +111,6 @@ class Audit(Stage):
         write_json(c.out / AUDIT_FILE, found)
         bounds = [each["epsilon"] for each in found["one_run"].values()]
         return {"epsilon_at_least": max(bounds, default=0.0)}
-
-
-class Subject:
-    """The generator under audit, the weights it started from, and its set."""
-
-    def __init__(self, c: Context):
-        """Loads models and texts; raises InputError if training cut secrets off."""
-        self.c, canaries = c, c.given["canaries"].path
-        self.made = canary_set.read_canaries(canaries)
-        self.pairs = BeirDirectory(f"{canaries}/{canary_set.DATA}")
-        generator = c.given["generator"]
-        with c.scope():
-            self.model = T5QueryGenerator.from_preset(generator.path)
-            start = T5QueryGenerator.from_preset(generator.facts["init"])
-            own: Any = self.model.preprocessor
-            size = c.settings.batch_size
-            self._own = QueryLikelihood(self.model, own, size)
-            self._start = QueryLikelihood(start, own, size)
-        wanted = {canary.document_id for canary in self.made}
-        documents = self.pairs.documents()
-        self.documents = {d.id: d.content for d in documents if d.id in wanted}
-        require_whole(self.made, self.documents, own)
-        self.preprocessor = own
-        self.queries: list[tuple[str, str]] | None = None
-        if c.given["synthetic"] is not None:
-            # Of documents that end with a secret, queries were written with it in view.
-            self.queries = [
-                (row.document_id, row.query)
-                for row in read_synthetic(c.given["synthetic"].path)
-                if not row.document_id.startswith(canary_set.ID_PREFIX)
-            ]
-
-    def scores(self, pairs: Sequence[Pair], start: bool = False) -> np.ndarray:
-        """Returns [pairs] log-likelihoods in nats, under either model."""
-        texts = ((pair.document, pair.query) for pair in pairs)
-        found = (self._start if start else self._own).scores(texts)
-        return np.fromiter(found, np.float64, len(pairs))
-
-    def attacked(
-        self, pairs: Sequence[Pair], ratio: str, scores: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Returns [pairs] scores: of the ratio to the first weights, and of the set."""
-        found = {ratio: scores - self.scores(pairs, start=True)}
-        if self.queries is None:
-            return found
-        of_set = _set_scores(self.queries, pairs)
-        return {**found, **{f"set_{name}": each for name, each in of_set.items()}}
-
-    def pair(self, canary: Canary, secret: str | None = None) -> Pair:
-        """Returns a canary, or one of its candidates, as a pair."""
-        text = canary.document(self.documents[canary.document_id], secret)
-        return Pair("", canary.query(secret), canary.document_id, text)
-
-    def written(self, made: Sequence[Canary]) -> Iterator[str]:
-        """Yields what the generator writes for the documents, without the secrets."""
-        s, ids = self.c.settings, [canary.document_id for canary in made]
-        with self.c.scope():
-            rows = self.model.write_queries(
-                [Document(each, "", self.documents[each]) for each in ids],
-                TopP(0.8),  # the paper's
-                seed=s.seed,
-                samples=s.samples_per_document,
-                batch_size=s.batch_size,
-            )
-        return (row.query for row in rows)
 
 
 def _require_trained_on(generator: str, pairs: Any) -> None:
@@ -267,7 +196,7 @@ def _one_run(subject: Subject, delta: float) -> dict[str, Any]:
 def _membership(subject: Subject) -> dict[str, Any]:
     """Returns how well each score tells training queries from others."""
     s, split = subject.c.settings, subject.c.given["generator"].facts["split"]
-    members, others = _members_of(subject.pairs, split, s.members, s.seed)
+    members, others = members_of(subject.pairs, split, s.members, s.seed)
     pairs, inside = [*members, *others], np.arange(2 * len(members)) < len(members)
     scores, found = subject.scores(pairs), {}
     _, tokens = subject.preprocessor.queries(pair.query for pair in pairs)
@@ -286,83 +215,6 @@ def _membership(subject: Subject) -> dict[str, Any]:
 
 def _interval(of: evaluation.Interval) -> list[float]:
     return [of.mean, of.low, of.high]
-
-
-def require_whole(
-    made: Iterable[Canary], documents: Mapping[str, str], preprocessor: Preprocessor
-) -> None:
-    """Refuses lengths that cut off a secret; `documents` maps ids to contents."""
-    encode = preprocessor.tokenizer.encode
-    for canary in made:
-        if canary.in_document:
-            text = canary.document(documents[canary.document_id])
-            text, name = preprocessor.prompt + text, "document_length"
-        else:
-            text, name = canary.query(), "query_length"
-        most = getattr(preprocessor, name)
-        # One more token shows what would be cut.
-        if encode([text], most + 1)[1][0] > most:
-            raise InputError(
-                f"a canary has more than {name} = {most} tokens, which cuts its secret "
-                f"off. Lower document_characters or query_characters, or raise {name}."
-            )
-
-
-def _set_scores(
-    queries: Iterable[tuple[str, str]], pairs: Sequence[Pair]
-) -> dict[str, np.ndarray]:
-    """Scores each pair's query by its similarity to a set's (document id, query).
-
-    "language_model" is the log-likelihood per word under a 3-gram model of the set;
-    "nearest" the largest chrF with a query of the set for the same document, or 0.
-    """
-    texts: list[str] = []
-    of_document: dict[str, list[str]] = {pair.document_id: [] for pair in pairs}
-    for document_id, query in queries:
-        texts.append(query)
-        if document_id in of_document:
-            of_document[document_id].append(query)
-    chrf = CHRF()
-
-    def nearest(pair: Pair) -> float:
-        others = of_document[pair.document_id]
-        found = (chrf.sentence_score(other, [pair.query]).score for other in others)
-        return max(found, default=0.0)
-
-    model = evaluation.NgramModel(texts, 3)
-    return {
-        "language_model": model.log_likelihoods(pair.query for pair in pairs),
-        "nearest": np.array([nearest(pair) for pair in pairs]),
-    }
-
-
-def _members_of(
-    beir: BeirDirectory, split: str, most: int, seed: int
-) -> tuple[list[Pair], list[Pair]]:
-    """Draws queries of a split, and as many of the others, without canaries."""
-    random = np.random.default_rng(seed)
-
-    def drawn(splits: Iterable[str]) -> list[tuple[PairTable, int]]:
-        rows = [
-            (table, row)
-            for table in map(beir.pairs, splits)
-            for row, (query_id, _) in enumerate(table.ids())
-            if not query_id.startswith(canary_set.ID_PREFIX)
-        ]
-        return [rows[at] for at in random.permutation(len(rows))[:most]]
-
-    inside = drawn([split])
-    outside = drawn(other for other in beir.splits() if other != split)
-    count = min(len(inside), len(outside))
-    if count < 2:
-        raise InputError(
-            f"split {split!r} has {len(inside)} queries and the others "
-            f"{len(outside)}. Give data with 2 of each."
-        )
-    members, others = (
-        [table[row] for table, row in rows[:count]] for rows in (inside, outside)
-    )
-    return members, others
 
 
 STAGE = Audit()

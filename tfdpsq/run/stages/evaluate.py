@@ -3,10 +3,9 @@ r"""Evaluate retrieval: on private test queries, or on public test sets.
     tfdpsq evaluate --workdir=JOB/private/evaluation --config.data=BEIR \
         --config.systems="{'bm25': 'bm25', 'mine': 'RETRIEVER'}"
 
-Scores by trec_eval's rules. Numbers on private queries are covered by no ε: the output
-is private. With `sets`, BEIR's or your own public ones, it evaluates zero-shot instead,
-by the paper's rules; then only the systems can hold what is private, and the numbers
-have their guarantee.
+Scores by trec_eval's rules; no ε covers numbers on private queries. With `sets`, BEIR's
+or your own public ones, it evaluates zero-shot by the paper's rules, and the numbers
+have the guarantee of the systems.
 
 Writes TREC files, `runs/SYSTEM.trec` and `qrels.trec` (of sets `runs/SET/…`), and
 `metrics.json`. The corpus is embedded and searched by shards.
@@ -67,9 +66,7 @@ class Evaluate(runner.ShardedStage):
             False, when=_OWN, help="leave out a document with the query's own id"
         )
         sets: dict = path(
-            artefacts.Benchmark,
-            {},
-            help="public test sets by BEIR's names, instead of data",
+            artefacts.Benchmark, {}, help="public test sets by name, instead of data"
         )
         systems: dict = path(artefacts.System, {BM25: BM25})
         indexes: dict = path(
@@ -113,15 +110,14 @@ class Evaluate(runner.ShardedStage):
             raise InputError(f"data is {s.data}, a set. Give a BEIR directory.")
         self._check_names(s)
         for name, system in given["systems"].items():
+            known = system.path == BM25 or system.promised
             if name in s.query_embeddings:
                 if system.path == BM25 or name not in s.indexes:
                     raise InputError(
                         f"query_embeddings names {name!r}. Give indexes.{name}, too, "
                         f"and as the system {EMBEDDINGS!r} or what train_adapter wrote."
                     )
-            elif not (
-                system.path == BM25 or system.promised or Retriever.is_at(system.path)
-            ):
+            elif not (known or Retriever.is_at(system.path)):
                 raise InputError(
                     f"systems.{name} is {system.path}, which embeds no text. Give "
                     f"{BM25!r}, or {Retriever.wanted}."

@@ -17,48 +17,33 @@ settings of steps that have not begun may be others then.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tfdpsq.data import tables
 from tfdpsq.privacy.plan import MOST_EPSILON
-from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.fusion import FusionSettings
 from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
-from tfdpsq.run.frame import artefacts, corpus, records, settings
+from tfdpsq.run.frame import artefacts, records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput, Steps
+from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.places import PRIVATE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
 from tfdpsq.run.report.wording import row_part, step_part
 from tfdpsq.run.stages import pretrain
+from tfdpsq.run.stages._steps import PUBLIC, STAGES, JobSteps, at, is_log
 from tfdpsq.validation import InputError, shown
 
-PUBLIC, RERANKED, ENCODER = "public_only", "reranked", "encoder"
+RERANKED, ENCODER = "reranked", "encoder"
 REPORT_FILE, RESULTS_FILE = "report.html", "results.json"
 _EPSILON = Rule(gt=0.0, le=MOST_EPSILON, inf=True)
 _OF_UNITS = ("split", "unit", "user_field", "n_is_public", "n_bound")
 _TRAINED = ("pairs", "init", "continues", "vocabulary", "t5", "seed")
 # Stands for what the job sets, so that the settings that act with it may be set.
 _MADE = {"made": "by this job"}
-# The stage that each group of settings is for.
-STAGES = {
-    group: importlib.import_module(f"tfdpsq.run.stages.{stage or group}").STAGE
-    for group, stage in {
-        "log": "import",
-        **dict.fromkeys(("prepare", "pretrain", "histogram", "finetune"), ""),
-        **dict.fromkeys(("synthesize", "mine", "evaluate", "canaries", "audit"), ""),
-        "adapter": "train_adapter",
-        "retriever": "train_retriever",
-        "direct": "train_retriever",
-    }.items()
-}
-_UNSEEDED = ("log", "canaries", "mine", "evaluate")  # a known seed would tell canaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,17 +158,6 @@ class Pipeline(Job):
         return f"\n{page.in_lines(found)}\n\n{folder / REPORT_FILE}"
 
 
-def is_log(path: str) -> bool:
-    """Returns whether a path is a log to import: a table, or a directory of some."""
-    folder = pathlib.Path(path)
-    beir = [folder / name for name in (*corpus.FILES, "queries.jsonl")]
-    if path == PYDOCS or any(file.exists() for file in beir):
-        return False
-    files = folder.rglob("*") if folder.is_dir() else [folder]
-    named = path.startswith(tables.NAMED)
-    return named or any(tables.format_of(file.name) for file in files)
-
-
 def _check(s: Pipeline.Settings) -> None:
     """Refuses settings of the job that do not fit each other."""
     for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
@@ -211,100 +185,6 @@ def _check(s: Pipeline.Settings) -> None:
             f"adapter.split and evaluate.split are both {s.evaluate.split!r}: adapters "
             "would be measured on what they were trained on. Name two splits."
         )
-
-
-class JobSteps(Steps):
-    """Steps with settings of a job, from its pairs on; each name is added once."""
-
-    def __init__(self, s: Pipeline.Settings):
-        """Adds the pairs of a log, and public pairs."""
-        super().__init__()
-        self.s, self.seed, self.pairs, self.histogram = s, s.seed, s.data, ""
-        if is_log(s.data):
-            logs = dataclasses.replace(s.log.logs, train=s.data)
-            self.pairs = self.make("pairs", "log", {"logs": logs}, "Pairs")
-        splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
-        splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
-        given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
-        given["splits"] = tuple(dict.fromkeys(splits))
-        self.make("prepare", "prepare", given, "Public pairs")
-
-    def make(
-        self,
-        name: str,
-        group: str,
-        given: Mapping[str, Any],
-        label: str = "",
-        own: Any = None,
-        **shows: Any,
-    ) -> StepOutput:
-        """Adds a step with a group of the job's settings, or `own`, and `given`."""
-        if not any(step.name == name for step in self):
-            if group not in _UNSEEDED:
-                given = {"seed": self.seed, **given}
-            own = own or getattr(self.s, group)
-            self.add(name, STAGES[group], own, given, label, **shows)
-        return StepOutput(name)
-
-    def model(self, name: str, init: str, label: str = "") -> str:
-        """Returns a public T5, further trained if the job has steps for it."""
-        if not init and not self.s.pretrain.steps:
-            raise InputError(
-                "init is '' and pretrain.steps 0. Give a public T5, or steps."
-            )
-        if not self.s.pretrain.steps:
-            return init
-        given = {"data": self.pairs, "init": init, "seed": self.s.seed}
-        return self.make(name, "pretrain", given, label)
-
-    def generated(
-        self,
-        name: str,
-        given: Mapping[str, Any],
-        own: Any = None,
-        audited: bool = False,
-    ) -> tuple[StepOutput, StepOutput]:
-        """Adds a generator and its set; `name` has a blank for the word."""
-        epsilon = given["epsilon"]
-        histogram = "" if audited else self.histogram
-        given = {"histogram": histogram if math.isfinite(epsilon) else "", **given}
-        label = _at("Audited generator" if audited else "Generator", epsilon)
-        shows = {} if audited else {"chart": "Generator"}
-        step = name.format("generator")
-        generator = self.make(step, "finetune", given, label, own, **shows)
-        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
-        label = _at("Audited set" if audited else "Synthetic", epsilon)
-        shows = {} if audited else {"set": row_part(epsilon)}
-        made = self.make(name.format("synthetic"), "synthesize", given, label, **shows)
-        return generator, StepOutput(f"{made}/{SET}")
-
-    def retriever(
-        self, name: str, kind: str, given: Mapping[str, Any], label: str = ""
-    ) -> StepOutput:
-        """Adds a retriever; all train for the same steps from the same weights."""
-        given, group = {"pairs": self.pairs, **given}, "retriever"
-        if kind in ("untrained", PUBLIC):
-            given["pairs"] = StepOutput(f"prepare/{SET}")
-        if kind == "untrained":
-            given.update(steps=0, epochs=0.0)
-        elif kind == "original":
-            # No private pair is held out: the other rows search for public ones.
-            given.update(validation_pairs=0)
-        elif kind == "direct":
-            own, group = self.s.retriever, "direct"
-            given.update(steps=own.steps, epochs=own.epochs)
-        return self.make(name, group, given, label, chart="Retriever")
-
-    def audit(self, part: str, given: Mapping[str, Any], own: Any = None) -> None:
-        """Adds a generator that is trained on canaries, and attacks on it."""
-        own_pairs = {"user_field": self.s.finetune.user_field, "data": self.pairs}
-        own_pairs["split"] = self.s.finetune.split
-        canaries = self.make("canaries", "canaries", own_pairs, "Canaries")
-        trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
-        name = f"audited_{{}}_{part}"
-        generator, written = self.generated(name, trained, own, audited=True)
-        made = {"canaries": canaries, "generator": generator, "synthetic": written}
-        self.make(f"audit_{part}", "audit", made, _at("Audit", given["epsilon"]))
 
 
 class _Rows(JobSteps):
@@ -346,10 +226,10 @@ class _Rows(JobSteps):
             given = {"init": self.start, "pairs": self.pairs, "epsilon": epsilon}
             made, pairs = self.generated(f"{{}}_{step_part(epsilon)}", given)
             self.generators[epsilon] = made
-            name, label = f"synthetic_{row_part(epsilon)}", _at("Synthetic", epsilon)
+            name, label = f"synthetic_{row_part(epsilon)}", at("Synthetic", epsilon)
             self._retriever(name, "synthetic", label, pairs=pairs)
         for epsilon in s.direct_epsilons:
-            name, label = f"direct_{row_part(epsilon)}", _at("Direct DP", epsilon)
+            name, label = f"direct_{row_part(epsilon)}", at("Direct DP", epsilon)
             self._retriever(name, "direct", label, epsilon=epsilon)
 
     def _retriever(self, name: str, kind: str, label: str, **given: Any) -> None:
@@ -374,7 +254,7 @@ class _Rows(JobSteps):
             given["hard_negatives"] = HardNegativesSettings()
         for epsilon in s.adapter_epsilons:
             given["epsilon"] = epsilon
-            name, label = f"adapter_{row_part(epsilon)}", _at("Adapter", epsilon)
+            name, label = f"adapter_{row_part(epsilon)}", at("Adapter", epsilon)
             made = self.make(name, "adapter", given, label, chart="Retriever")
             self.row(self.systems, name, label, made)
 
@@ -385,7 +265,7 @@ class _Rows(JobSteps):
             self.row(self.rerankers, f"{RERANKED}_{PUBLIC}", label, self.start)
             for epsilon, generator in self.generators.items():
                 name = f"{RERANKED}_{row_part(epsilon)}"
-                self.row(self.rerankers, name, _at("BM25 reranked", epsilon), generator)
+                self.row(self.rerankers, name, at("BM25 reranked", epsilon), generator)
 
     def evaluate(self) -> None:
         """Measures all rows, and compares all sets with private queries."""
@@ -413,10 +293,6 @@ class _Rows(JobSteps):
             given["similarity_split"] = default.similarity_split
             given["similarity"] = default.similarity
         self.make("evaluation", "evaluate", given, "Evaluation", rows=self.rows)
-
-
-def _at(what: str, epsilon: float) -> str:
-    return f"{what}, ε = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
 
 
 STAGE = Pipeline()

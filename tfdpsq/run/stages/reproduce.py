@@ -31,7 +31,7 @@ from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
 from tfdpsq.run.report.tables import RETRIEVAL, ZERO_SHOT, Row
 from tfdpsq.run.stages import pipeline
-from tfdpsq.run.stages.pipeline import JobSteps
+from tfdpsq.run.stages._steps import JobSteps
 from tfdpsq.validation import InputError
 
 RETRIEVERS = "base"  # the size that all retrievers start from

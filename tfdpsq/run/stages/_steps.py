@@ -1,0 +1,143 @@
+"""Steps of `pipeline` and `reproduce`: pairs, models, sets, retrievers, audits."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from tfdpsq.data import tables
+from tfdpsq.run.common.canary_set import DATA
+from tfdpsq.run.frame import corpus
+from tfdpsq.run.frame.artefacts import PYDOCS, SET
+from tfdpsq.run.frame.pipeline import StepOutput, Steps
+from tfdpsq.run.report.wording import row_part
+from tfdpsq.validation import InputError
+
+PUBLIC = "public_only"
+# The stage that each group of settings is for.
+STAGES = {
+    group: importlib.import_module(f"tfdpsq.run.stages.{stage or group}").STAGE
+    for group, stage in {
+        "log": "import",
+        **dict.fromkeys(("prepare", "pretrain", "histogram", "finetune"), ""),
+        **dict.fromkeys(("synthesize", "mine", "evaluate", "canaries", "audit"), ""),
+        "adapter": "train_adapter",
+        "retriever": "train_retriever",
+        "direct": "train_retriever",
+    }.items()
+}
+_UNSEEDED = ("log", "canaries", "mine", "evaluate")  # a known seed would tell canaries
+
+
+def is_log(path: str) -> bool:
+    """Returns whether a path is a log to import: a table, or a directory of some."""
+    folder = pathlib.Path(path)
+    beir = [folder / name for name in (*corpus.FILES, "queries.jsonl")]
+    if path == PYDOCS or any(file.exists() for file in beir):
+        return False
+    files = folder.rglob("*") if folder.is_dir() else [folder]
+    named = path.startswith(tables.NAMED)
+    return named or any(tables.format_of(file.name) for file in files)
+
+
+class JobSteps(Steps):
+    """Steps with settings of a job, from its pairs on; each name is added once."""
+
+    def __init__(self, s: Any):
+        """Adds the pairs of a log, and public pairs."""
+        super().__init__()
+        self.s, self.seed, self.pairs, self.histogram = s, s.seed, s.data, ""
+        if is_log(s.data):
+            logs = dataclasses.replace(s.log.logs, train=s.data)
+            self.pairs = self.make("pairs", "log", {"logs": logs}, "Pairs")
+        splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
+        splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
+        given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
+        given["splits"] = tuple(dict.fromkeys(splits))
+        self.make("prepare", "prepare", given, "Public pairs")
+
+    def make(
+        self,
+        name: str,
+        group: str,
+        given: Mapping[str, Any],
+        label: str = "",
+        own: Any = None,
+        **shows: Any,
+    ) -> StepOutput:
+        """Adds a step with a group of the job's settings, or `own`, and `given`."""
+        if not any(step.name == name for step in self):
+            if group not in _UNSEEDED:
+                given = {"seed": self.seed, **given}
+            own = own or getattr(self.s, group)
+            self.add(name, STAGES[group], own, given, label, **shows)
+        return StepOutput(name)
+
+    def model(self, name: str, init: str, label: str = "") -> str:
+        """Returns a public T5, further trained if the job has steps for it."""
+        if not init and not self.s.pretrain.steps:
+            raise InputError(
+                "init is '' and pretrain.steps 0. Give a public T5, or steps."
+            )
+        if not self.s.pretrain.steps:
+            return init
+        given = {"data": self.pairs, "init": init, "seed": self.s.seed}
+        return self.make(name, "pretrain", given, label)
+
+    def generated(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        own: Any = None,
+        audited: bool = False,
+    ) -> tuple[StepOutput, StepOutput]:
+        """Adds a generator and its set; `name` has a blank for the word."""
+        epsilon = given["epsilon"]
+        histogram = "" if audited else self.histogram
+        given = {"histogram": histogram if math.isfinite(epsilon) else "", **given}
+        label = at("Audited generator" if audited else "Generator", epsilon)
+        shows = {} if audited else {"chart": "Generator"}
+        step = name.format("generator")
+        generator = self.make(step, "finetune", given, label, own, **shows)
+        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
+        label = at("Audited set" if audited else "Synthetic", epsilon)
+        shows = {} if audited else {"set": row_part(epsilon)}
+        made = self.make(name.format("synthetic"), "synthesize", given, label, **shows)
+        return generator, StepOutput(f"{made}/{SET}")
+
+    def retriever(
+        self, name: str, kind: str, given: Mapping[str, Any], label: str = ""
+    ) -> StepOutput:
+        """Adds a retriever; all train for the same steps from the same weights."""
+        given, group = {"pairs": self.pairs, **given}, "retriever"
+        if kind in ("untrained", PUBLIC):
+            given["pairs"] = StepOutput(f"prepare/{SET}")
+        if kind == "untrained":
+            given.update(steps=0, epochs=0.0)
+        elif kind == "original":
+            # No private pair is held out: the other rows search for public ones.
+            given.update(validation_pairs=0)
+        elif kind == "direct":
+            own, group = self.s.retriever, "direct"
+            given.update(steps=own.steps, epochs=own.epochs)
+        return self.make(name, group, given, label, chart="Retriever")
+
+    def audit(self, part: str, given: Mapping[str, Any], own: Any = None) -> None:
+        """Adds a generator that is trained on canaries, and attacks on it."""
+        own_pairs = {"user_field": self.s.finetune.user_field, "data": self.pairs}
+        own_pairs["split"] = self.s.finetune.split
+        canaries = self.make("canaries", "canaries", own_pairs, "Canaries")
+        trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
+        name = f"audited_{{}}_{part}"
+        generator, written = self.generated(name, trained, own, audited=True)
+        made = {"canaries": canaries, "generator": generator, "synthetic": written}
+        self.make(f"audit_{part}", "audit", made, at("Audit", given["epsilon"]))
+
+
+def at(what: str, epsilon: float) -> str:
+    """Returns a label with an ε."""
+    return f"{what}, ε = {'∞' if math.isinf(epsilon) else f'{epsilon:g}'}"
