@@ -30,6 +30,7 @@ def pytest_configure() -> None:
             os.sched_setaffinity(0, cores)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps a file's tests on one worker, and starts the slowest packages first."""
     for item in items:

@@ -10,6 +10,8 @@ from tfdpsq.data import write_rows
 from tfdpsq.layers import T5Config
 from tfdpsq.run.common import direct
 
+pytestmark = pytest.mark.slow
+
 
 def _ids(random, shape, length):
     return {
@@ -61,7 +63,6 @@ def alone():
     return _trained(tf.distribute.get_strategy())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replicas, rows_at_a_time", [(2, 2), (4, 0)])
 def test_row_loses_the_same_units_wherever_it_is_embedded(
     strategy_of, alone, replicas, rows_at_a_time
@@ -121,7 +122,6 @@ def _trained_directly(strategy, method, directory):
     return [v.numpy() for v in (*model.trainable_variables, *state)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["naive", "public_negatives"])
 def test_direct_private_training_takes_the_steps_of_one_replica(
     strategy_of, method, tmp_path
