@@ -125,7 +125,7 @@ def test_stages_killed_at_random_moments_go_on(tmp_path):
             begun = "a step takes" if paying else ("", ": started")[number % 2]
             while child.poll() is None and begun not in child.said()[1]:
                 time.sleep(0.01)
-            stop = time.monotonic() + draw.uniform(0.0, 1.0 if paying else 4.0)
+            stop = time.monotonic() + draw.uniform(0.0, 1.0 if paying else 2.0)
             while child.poll() is None and time.monotonic() < stop:
                 time.sleep(0.01)
             if child.poll() is not None:
