@@ -140,8 +140,7 @@ def _two_tower(dtype="float32"):
     return model, batch
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows_at_a_time", [0, 4])
+@pytest.mark.parametrize("rows_at_a_time", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_plain_step_of_the_retriever_compiles(rows_at_a_time):
     model, batch = _two_tower()
     model.compile(tf.keras.optimizers.Adam(1e-2), rows_at_a_time=rows_at_a_time)
@@ -188,7 +187,6 @@ def test_direct_private_step_of_the_retriever_compiles(method):
     assert refusals(step, batch, rows, [], keys, norms=True) == []
 
 
-@pytest.mark.slow
 def test_pretraining_step_compiles():
     model = T5QueryGenerator(T5Config(**_T5, dropout=0.1))
     trainer = pretraining.Pretrainer(model)

@@ -212,4 +212,4 @@ def test_minute_of_training_lowers_the_held_out_losses(tmp_path):
     assert last["pseudo_queries"] < first["pseudo_queries"] - 0.2
     assert last["gap"] > max(0.03, first["gap"])
     # Of 32 rows: where all texts are one point, this is log 32 = 3.47.
-    assert last["contrast"] < min(2.5, first["contrast"])
+    assert last["contrast"] < min(3.0, first["contrast"])

@@ -186,7 +186,8 @@ class Pretrainer(tf.keras.Model):
         super().__init__(name="pretrainer")
         self._generator = generator
         self._weight, self._seed = contrast_weight, seed
-        self._task = tfrs.tasks.Retrieval(temperature=1 / scale)
+        # A function of its own: the task needs autograph, whoever traces a step.
+        self._task = tf.function(tfrs.tasks.Retrieval(temperature=1 / scale))
         names = ("loss", *LOSSES, "gap")
         self._means = {name: tf.keras.metrics.Mean(name) for name in names}
 
