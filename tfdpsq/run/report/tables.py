@@ -115,7 +115,7 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
             for claim in table["claims"]
-            if claim[2] in shared
+            if claim[2] in ours[claim[0]]
         ],
     }
 
@@ -134,13 +134,15 @@ def judge(
 
     Returns:
       The claim; "difference", ours, "low" and "high", its interval or `None` without
-      queries; "paper", its difference; "verdict": HOLDS where difference and interval
-      are above 0, OPEN where the interval holds 0, else FAILS.
+      queries; "paper", its difference, `None` for what it does not print; "verdict":
+      HOLDS where difference and interval are above 0, OPEN where the interval holds 0,
+      else FAILS.
     """
     above, below, column = claim
     sign = -1.0 if column in lower else 1.0
     a, b, low, high = ours[above][column], ours[below][column], None, None
     difference = sign * (a.value - b.value)
+    one, other = (paper.get(row, {}).get(column) for row in (above, below))
     verdict = HOLDS if difference > 0 else FAILS
     if a.queries:
         gains = [sign * (x - y) for x, y in zip(a.queries, b.queries, strict=True)]
@@ -152,7 +154,7 @@ def judge(
         "difference": difference,
         "low": low,
         "high": high,
-        "paper": sign * (paper[above][column] - paper[below][column]),
+        "paper": None if one is None or other is None else sign * (one - other),
         "verdict": verdict,
     }
 

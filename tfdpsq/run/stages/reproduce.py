@@ -1,6 +1,6 @@
 r"""Reproduce the paper's tables: every row, ours next to the published number.
 
-    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('3',)" \
         --workdir=DIR
 
 `table` takes several names of `tables`; () takes all, and rows that tables share are
