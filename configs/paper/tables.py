@@ -185,7 +185,7 @@ TABLES = {
         "title": "Canaries: rank of a secret among 100 candidates, and share leaked",
         "note": "Secrets in the paper's three forms; audit.json has others, too. A "
         "secret has leaked if it can be read in the synthetic set as it would be "
-        "released.",
+        "released. From ranks at ε = 16 the paper reads an ε of at least about 0.015.",
         "measure": "canaries",
         "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
         "lower": ("rank, 10", "rank, 100"),
@@ -196,8 +196,13 @@ TABLES = {
         },
         # "Above" leaks more.
         "claims": tuple(
-            ("synthetic-base-inf", "synthetic-base-eps16", column)
-            for column in ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100")
+            claim
+            for count in (10, 100)
+            for claim in (
+                ("synthetic-base-inf", "synthetic-base-eps16", f"rank, {count}"),
+                ("synthetic-base-inf", "nothing", f"leaked, {count}"),
+                ("nothing", "synthetic-base-eps16", f"leaked, {count}"),
+            )
         ),
     },
 }

@@ -24,6 +24,7 @@ RETRIEVAL, ZERO_SHOT, SIMILARITY = "retrieval", "zero_shot", "similarity"
 CANARIES, EXAMPLES = "canaries", "examples"
 CONTROLS = ("untrained", "public-only")
 RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
+NOTHING = "nothing"  # 0, in a claim
 HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
 _NUMBER = r"eps\d+(?:\.\d+)?"
 _GENERATED = rf"synthetic-(\w+)-(inf|{_NUMBER})|direct-({_NUMBER})"
@@ -115,7 +116,7 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
             for claim in table["claims"]
-            if claim[2] in ours[claim[0]]
+            if claim[2] in next(iter(ours.values()))
         ],
     }
 
@@ -129,8 +130,8 @@ def judge(
 ) -> dict[str, Any]:
     """Checks whether (row above, row below, column), an ordering of the paper's, holds.
 
-    In columns of `lower`, less is better. The 95 % interval is over queries, resampled
-    within each set.
+    In columns of `lower`, less is better. A row above `NOTHING` is above 0, and one
+    below it is 0. The 95 % interval is over queries, resampled within each set.
 
     Returns:
       The claim; "difference", ours, "low" and "high", its interval or `None` without
@@ -140,10 +141,15 @@ def judge(
     """
     above, below, column = claim
     sign = -1.0 if column in lower else 1.0
+    ours, paper = (
+        {NOTHING: {column: Cell(0.0)}, **ours},
+        {NOTHING: {column: 0.0}, **paper},
+    )
     a, b, low, high = ours[above][column], ours[below][column], None, None
     difference = sign * (a.value - b.value)
     one, other = (paper.get(row, {}).get(column) for row in (above, below))
-    verdict = HOLDS if difference > 0 else FAILS
+    equal = above == NOTHING and not difference
+    verdict = HOLDS if difference > 0 or equal else FAILS
     if a.queries:
         gains = [sign * (x - y) for x, y in zip(a.queries, b.queries, strict=True)]
         interval = evaluation.macro_interval(gains, resamples=resamples)
@@ -251,6 +257,8 @@ def canary_cells(audit: str) -> dict[str, Cell]:
         leaked = np.average(shares, weights=[len(entry["ranks"]) for entry in own])
         found[f"rank, {count}"] = Cell(float(ranks.mean()), note=note)
         found[f"leaked, {count}"] = Cell(float(leaked))
+        bound = max(entry["epsilon_pure"] for entry in own)
+        found[f"ε ≥, {count}"] = Cell(bound, note="for pure DP, by the ranks")
     return found
 
 
