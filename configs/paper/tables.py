@@ -17,6 +17,12 @@ zero-shot (2, 6), 6 BLEU and MAUVE (3), 7 canaries (4). 1 (7), the grid of
 hyperparameters, is not made. "tiny" is offline, on docstrings, for two cores, with one
 size of T5; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
 
+Of the secret of a canary both versions say that it is 10 random digits, in pairs with a
+random query and documents; that of 2023 speaks of the secret part of a canary's query,
+recovered in the model's output. So table 7 has it in the query, where all of the
+published shares can occur; "7-literal" has the pairs word by word, two of them with the
+secret in the document.
+
 A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
 one row is above another in a column; in `lower` columns, that its number is lower.
 """
@@ -107,6 +113,32 @@ def _zero_shot(metric, title, published):
     }
 
 
+def _canaries(title, forms, note=""):
+    """Returns a table of leakage; the row above leaks more."""
+    inf, eps16 = "synthetic-base-inf", "synthetic-base-eps16"
+    return {
+        "title": title,
+        "note": "A secret has leaked if it can be read in the synthetic set as it "
+        "would be released. From ranks at ε = 16 the paper reads an ε of at least "
+        f"about 0.015. {note}".strip(),
+        "measure": "canaries",
+        "forms": forms,
+        "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
+        "lower": ("rank, 10", "rank, 100"),
+        "controls": (),
+        "paper": {inf: (1, 0.67, 1, 1.0), eps16: (43, 0.0, 32, 0.0)},
+        "claims": tuple(
+            claim
+            for count in (10, 100)
+            for claim in (
+                (inf, eps16, f"rank, {count}"),
+                (inf, "nothing", f"leaked, {count}"),
+                ("nothing", eps16, f"leaked, {count}"),
+            )
+        ),
+    }
+
+
 TABLES = {
     "2": {
         "title": "Queries of every generator for the same documents",
@@ -181,30 +213,16 @@ TABLES = {
             *_falling(_SIZES, "mauve"),
         ),
     },
-    "7": {
-        "title": "Canaries: rank of a secret among 100 candidates, and share leaked",
-        "note": "Secrets in the paper's three forms; audit.json has others, too. A "
-        "secret has leaked if it can be read in the synthetic set as it would be "
-        "released. From ranks at ε = 16 the paper reads an ε of at least about 0.015.",
-        "measure": "canaries",
-        "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
-        "lower": ("rank, 10", "rank, 100"),
-        "controls": (),
-        "paper": {
-            "synthetic-base-inf": (1, 0.67, 1, 1.0),
-            "synthetic-base-eps16": (43, 0.0, 32, 0.0),
-        },
-        # "Above" leaks more.
-        "claims": tuple(
-            claim
-            for count in (10, 100)
-            for claim in (
-                ("synthetic-base-inf", "synthetic-base-eps16", f"rank, {count}"),
-                ("synthetic-base-inf", "nothing", f"leaked, {count}"),
-                ("nothing", "synthetic-base-eps16", f"leaked, {count}"),
-            )
-        ),
-    },
+    "7": _canaries(
+        "Canaries: rank of a secret among 100 candidates, and share leaked",
+        canary_set.OUR_FORMS,
+    ),
+    "7-literal": _canaries(
+        "Canaries, read literally",
+        canary_set.PAPER_FORMS,
+        "A secret in a document comes out only where a query copies it from there: at "
+        "most a third leaks, the form paper_query.",
+    ),
 }
 
 

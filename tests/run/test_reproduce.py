@@ -10,7 +10,7 @@ from helpers import tiny_paper, tiny_sets
 
 from configs.paper import tables as paper
 from tfdpsq import evaluation, validation
-from tfdpsq.run.common import benchmark_sets
+from tfdpsq.run.common import benchmark_sets, canary_set
 from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.places import Privacy
@@ -21,7 +21,7 @@ from tfdpsq.run.stages import reproduce
 
 def test_every_table_is_whole():
     """A number in every column."""
-    assert list(paper.TABLES) == ["2", "3", "4", "5", "5-recall", "6", "7"]
+    assert list(paper.TABLES) == ["2", "3", "4", "5", "5-recall", "6", "7", "7-literal"]
     for table in paper.TABLES.values():
         for row, numbers in table["paper"].items():
             tables.Row.of(row)
@@ -77,10 +77,12 @@ def test_a_scale_is_a_job_that_the_stages_take(scale, tmp_path):
     s = settings.from_config(reproduce.STAGE.Settings, config)
     planned = jobs.plan(reproduce.STAGE.steps(s, tmp_path), tmp_path)
     names = [each.step.name for each in planned]
-    assert {"seed0_retrieval", "seed0_zero_shot", "audit_base_eps16"} <= set(names)
+    assert {"seed0_retrieval", "seed0_zero_shot", "seed0_audit_base_eps16"} <= set(
+        names
+    )
     for each in planned:
         finite = "_eps" in each.step.name or "-eps" in each.step.name
-        if finite and not each.step.name.startswith("audit"):
+        if finite and "audit" not in each.step.name:
             assert each.privacy == Privacy.CERTIFIED, each.step.name
 
 
@@ -179,8 +181,12 @@ def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
         _entry("all", 10, [50, 60, 1, 4, 10, 21], 0.25),
         _entry("paper_query", 100, [1], 1.0),
     ]
-    (tmp_path / "audit.json").write_text(json.dumps({"canaries": entries}))
-    cells = tables.canary_cells(tmp_path)
+    for seed, own in enumerate((entries[:3], entries[3:])):
+        (tmp_path / f"{seed}").mkdir()
+        text = json.dumps({"canaries": own})
+        (tmp_path / f"{seed}" / "audit.json").write_text(text)
+    audits = [tmp_path / "0", tmp_path / "1"]
+    cells = tables.canary_cells(audits, canary_set.PAPER_FORMS)
     assert {column: cell.value for column, cell in cells.items()} == {
         "rank, 10": 9.0,  # (1 + 4 + 10 + 21) / 4
         "leaked, 10": 0.25,  # one of four
@@ -264,7 +270,7 @@ def test_every_table_is_made(small, tmp_path):
     s = settings.from_config(reproduce.STAGE.Settings, config)
     said = jobs.run(reproduce.STAGE, s, tmp_path)
     results = json.loads((tmp_path / "private" / "tables.json").read_text())
-    assert list(results["tables"]) == ["3", "4", "5", "5-recall", "6", "7"]
+    assert list(results["tables"]) == ["3", "4", "5", "5-recall", "6", "7", "7-literal"]
     for name, table in results["tables"].items():
         rows = {row["name"] for row in table["rows"]}
         assert paper.TABLES[name]["paper"].keys() <= rows

@@ -15,7 +15,6 @@ import scipy.stats
 
 from tfdpsq import evaluation
 from tfdpsq.data import io
-from tfdpsq.run.common.canary_set import PAPER_FORMS
 from tfdpsq.run.report import page
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
@@ -184,7 +183,8 @@ def cells(
     outs = [paths.get(f"seed{seed}_{step}", "") for seed in seeds]
     for row in rows_of(table):
         if measure == CANARIES:
-            own = canary_cells(paths[f"audit_{row.part}"])
+            audits = [paths[f"seed{seed}_audit_{row.part}"] for seed in seeds]
+            own = canary_cells(audits, table["forms"])
         elif measure == RETRIEVAL:
             own = {c: _mean(outs, [""], row, c) for c in table["columns"]}
         elif measure == ZERO_SHOT:
@@ -240,13 +240,13 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
     return {"bleu": Cell(bleu), "mauve": Cell(float(np.mean(mauves)), note=note)}
 
 
-def canary_cells(audit: str) -> dict[str, Cell]:
-    """Returns mean ranks and shares leaked of the paper's forms, by repetitions."""
-    entries = _json(audit, "audit.json")["canaries"]
+def canary_cells(audits: Sequence[str], forms: Sequence[str]) -> dict[str, Cell]:
+    """Returns mean ranks and shares leaked of some forms, by repetitions."""
     by_count: dict[int, list] = {}
-    for entry in entries:
-        if entry["form"] in PAPER_FORMS:
-            by_count.setdefault(entry["repetitions"], []).append(entry)
+    for audit in audits:
+        for entry in _json(audit, "audit.json")["canaries"]:
+            if entry["form"] in forms:
+                by_count.setdefault(entry["repetitions"], []).append(entry)
     found = {}
     for count, own in sorted(by_count.items()):
         ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])

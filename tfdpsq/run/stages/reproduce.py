@@ -124,10 +124,10 @@ class _Rows(JobSteps):
         super().__init__(s.job)
         self.all, self.wanted = s, _wanted(s)
         for self.seed in s.seeds:
-            self.measure(f"seed{self.seed}_")
-        self.seed = s.job.seed
-        for row in self.of(tables.CANARIES):
-            self.audit(row.part, *self._finetune(row, **s.audit))
+            before = f"seed{self.seed}_"
+            self.measure(before)
+            for row in self.of(tables.CANARIES):  # others for each seed
+                self.audit(row.part, *self._finetune(row, **s.audit), before)
 
     def of(self, *measures: str) -> list[Row]:
         """Returns the rows of all tables of some measures, each once."""
