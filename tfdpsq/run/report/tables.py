@@ -1,4 +1,4 @@
-"""The paper's tables next to ours: rows, numbers, orderings, and Kendall's τ."""
+"""The paper's tables next to ours: rows, numbers, and orderings."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from tfdpsq import evaluation
 from tfdpsq.data import io
-from tfdpsq.run.report import page
+from tfdpsq.run.report import page, plots
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
 
@@ -91,7 +90,6 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
     """Returns an entry of `tables` with our numbers next to the paper's, as JSON."""
     names = table["columns"]
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
-    shared = [c for c in names if all(c in ours[r] and c in paper[r] for r in paper)]
     return {
         "title": table["title"],
         "note": table.get("note", ""),
@@ -105,13 +103,6 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
             }
             for row, cells in ours.items()
         ],
-        "tau": {
-            column: kendall(
-                [ours[row][column].value for row in paper],
-                [paper[row][column] for row in paper],
-            )
-            for column in shared
-        },
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
             for claim in table["claims"]
@@ -162,12 +153,6 @@ def judge(
         "paper": None if one is None or other is None else sign * (one - other),
         "verdict": verdict,
     }
-
-
-def kendall(ours: Sequence[float], paper: Sequence[float]) -> float | None:
-    """Computes Kendall's τ-b of two orderings; `None` where all of one are equal."""
-    tau = scipy.stats.kendalltau(ours, paper)[0] if len(ours) > 1 else math.nan
-    return None if math.isnan(tau) else float(tau)
 
 
 # -- Numbers of rows, by what a table measures -----------------------------------------
@@ -266,7 +251,9 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
     """Writes the tables and any examples; returns how many orderings hold in each."""
     text = json.dumps(found, indent=1, allow_nan=False)
     page.write_file(private / RESULTS_FILE, text + "\n")
-    page.write_file(private / PAGE_FILE, page.render("tables.html.j2", found))
+    pictures = {name: [*_plots(table)] for name, table in found["tables"].items()}
+    text = page.render("tables.html.j2", {**found, "plots": pictures})
+    page.write_file(private / PAGE_FILE, text)
     if examples:
         text = page.render("examples.html.j2", {"examples": examples})
         page.write_file(private / "examples.html", text)
@@ -276,3 +263,19 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
         held = f"{verdicts.count(HOLDS)} of {len(verdicts)} orderings hold"
         lines.append(f"Table {name}. {table['title']}: {held}.")
     return "\n".join(lines)
+
+
+def _plots(table: Mapping[str, Any]) -> Iterator[plots.Plot]:
+    """Yields plots of the first column, ours and the paper's, by ε and by size."""
+    column = table["columns"][0]
+    rows = [(Row.of(row["name"]), row) for row in table["rows"] if row["paper"]]
+    rows = [(row, numbers) for row, numbers in rows if row.kind == "synthetic"]
+    for by, of in (("ε", "size"), ("size", "epsilon")):
+        for one in dict.fromkeys(getattr(row, of) for row, _ in rows):
+            some = [each for row, each in rows if getattr(row, of) == one]
+            at, labels = range(len(some)), [each["name"] for each in some]
+            whose = {w: [each[w][column] for each in some] for w in ("ours", "paper")}
+            curves = {name: (at, values) for name, values in whose.items()}
+            if len(some) > 1:
+                title = f"{column} by {by}, {of} {one}"
+                yield plots.lines(curves, title, column, labels)

@@ -7,10 +7,9 @@ r"""Reproduce the paper's tables: every row, ours next to the published number.
 made once. `configs/paper/tables.py:paper` needs MS MARCO, the BEIR sets and machines.
 To resume, start the same command again.
 
-Writes `private/tables.json` and `tables.html`: numbers, Kendall's τ between the two
-orders of the rows, and for each ordering in the paper whether it holds here. They are
-computed from private queries and must not be released; `private/examples.html` quotes
-such queries.
+Writes `private/tables.json` and `tables.html`: numbers, and for each ordering in the
+paper whether it holds here. They are computed from private queries and must not be
+released; `private/examples.html` quotes such queries.
 """
 
 from __future__ import annotations
