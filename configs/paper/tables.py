@@ -1,6 +1,6 @@
-"""Tables 1 to 7 of the paper: every row, its published numbers, and the job.
+"""Tables 2 to 7 of the paper: every row, its published numbers, and the job.
 
-    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('3',)" \
         --workdir=DIR
     tfdpsq reproduce --config=configs/paper/tables.py:paper --config.job.data=BEIR \
         --config.sets.scifact=BEIR_SETS/scifact (and the others) \
@@ -11,12 +11,17 @@ here.
 Result: for "tiny" see tests/benchmarks/README.md, under "The paper's tables"; "paper"
 not run here.
 
-Carranza et al. 2024. Numbers of tables: 4 is known to be direct DP; the others follow
-the order of that version's results, without its text at hand: 1 examples of queries, 2
-retrievers by ε, 3 by size of the generator, 5 zero-shot, 6 the text itself (the paper
-prints it in two tables, by ε and by size), 7 canaries. "5-recall" has the Recall@10 of
-table 5. "tiny" is offline, on docstrings, for two cores, with one size of T5, so
-without table 3; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
+Carranza et al. 2024, by the numbers of that version (of 2023 in brackets): 2 examples
+(8, 9), 3 retrieval on synthetic queries by ε and by size (1, 5), 4 direct DP (1, 5), 5
+zero-shot (2, 6), 6 BLEU and MAUVE (3), 7 canaries (4). 1 (7), the grid of
+hyperparameters, is not made. "tiny" is offline, on docstrings, for two cores, with one
+size of T5; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
+
+Of the secret of a canary both versions say that it is 10 random digits, in pairs with a
+random query and documents; that of 2023 speaks of the secret part of a canary's query,
+recovered in the model's output. So table 7 has it in the query, where all of the
+published shares can occur; "7-literal" has the pairs word by word, two of them with the
+secret in the document.
 
 A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
 one row is above another in a column; in `lower` columns, that its number is lower.
@@ -47,11 +52,6 @@ def _falling(rows, *columns):
     return tuple((*pair, c) for c in columns for pair in zip(rows, rows[1:]))
 
 
-def _with_mean(*values):
-    """Returns the mean, which is ours, and the sets, which the paper prints."""
-    return (round(sum(values) / len(values), 4), *values)
-
-
 _RETRIEVAL = ("ndcg@10", "recall@10")
 _BY_EPSILON = {
     "synthetic-base-inf": (0.2590, 0.4192),
@@ -59,8 +59,88 @@ _BY_EPSILON = {
     "synthetic-base-eps8": (0.1912, 0.3196),
     "synthetic-base-eps3": (0.1830, 0.3108),
 }
+# Published by set: original, direct DP at ε = 16, synthetic from base at ε = 16.
+_NDCG = {
+    "arguana": (0.2653, 0.2132, 0.2757),
+    "cqadupstack": (0.2659, 0.0990, 0.2474),
+    "dbpedia-entity": (0.3905, 0.1272, 0.3728),
+    "fiqa": (0.2257, 0.0870, 0.2140),
+    "hotpotqa": (0.5232, 0.1422, 0.5122),
+    "nfcorpus": (0.2974, 0.1331, 0.2971),
+    "quora": (0.8126, 0.6856, 0.7850),
+    "scidocs": (0.1857, 0.0792, 0.1750),
+    "scifact": (0.4527, 0.2051, 0.4645),
+    "trec-covid": (0.4971, 0.3133, 0.4351),
+    "webis-touche2020": (0.2764, 0.1185, 0.2547),
+}
+_RECALL = {
+    "arguana": (0.5569, 0.4388, 0.5768),
+    "cqadupstack": (0.3368, 0.1325, 0.3165),
+    "dbpedia-entity": (0.1479, 0.0313, 0.1217),
+    "fiqa": (0.2440, 0.0906, 0.2261),
+    "hotpotqa": (0.3706, 0.1108, 0.3398),
+    "nfcorpus": (0.1013, 0.0365, 0.1110),
+    "quora": (0.8989, 0.7762, 0.8763),
+    "scidocs": (0.1071, 0.0503, 0.1066),
+    "scifact": (0.5801, 0.2969, 0.5848),
+    "trec-covid": (0.0116, 0.0063, 0.0101),
+    "webis-touche2020": (0.0530, 0.0149, 0.0489),
+}
+_TRANSFERRED = ("original", "direct-eps16", "synthetic-base-eps16")
+
+
+def _zero_shot(metric, title, published):
+    """Returns a zero-shot table; its claims are the paper's order on each set."""
+    original, direct, synthetic = _TRANSFERRED
+    columns = zip(*published.values())
+    claims = [(synthetic, direct, name) for name in published]
+    for name, (of_original, _, of_synthetic) in published.items():
+        pair = (synthetic, original)
+        claims.append((*(pair if of_synthetic > of_original else pair[::-1]), name))
+    return {
+        "title": title,
+        "measure": "zero_shot",
+        "metric": metric,
+        # The mean is ours: the paper prints the sets.
+        "columns": ("mean", *published),
+        "lower": (),
+        "controls": (),
+        "paper": {
+            row: (round(sum(numbers) / len(numbers), 4), *numbers)
+            for row, numbers in zip(_TRANSFERRED, columns)
+        },
+        "claims": tuple(claims),
+    }
+
+
+def _canaries(title, forms, note=""):
+    """Returns a table of leakage; the row above leaks more."""
+    inf, eps16 = "synthetic-base-inf", "synthetic-base-eps16"
+    return {
+        "title": title,
+        "note": "A secret has leaked if it can be read in the synthetic set as it "
+        "would be released. From ranks at ε = 16 the paper reads an ε of at least "
+        f"about 0.015. {note}".strip(),
+        "measure": "canaries",
+        "forms": forms,
+        "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
+        "lower": ("rank, 10", "rank, 100"),
+        "controls": (),
+        "paper": {inf: (1, 0.67, 1, 1.0), eps16: (43, 0.0, 32, 0.0)},
+        "claims": tuple(
+            claim
+            for count in (10, 100)
+            for claim in (
+                (inf, eps16, f"rank, {count}"),
+                (inf, "nothing", f"leaked, {count}"),
+                ("nothing", eps16, f"leaked, {count}"),
+            )
+        ),
+    }
+
+
 TABLES = {
-    "1": {
+    "2": {
         "title": "Queries of every generator for the same documents",
         "measure": "examples",
         "columns": (),
@@ -69,32 +149,28 @@ TABLES = {
         "paper": dict.fromkeys((*_BASE, *_SIZES), ()),
         "claims": (),
     },
-    "2": {
-        "title": "Retrieval on synthetic queries, by ε",
+    "3": {
+        "title": "Retrieval on synthetic queries, by ε and by size of the generator",
         "measure": "retrieval",
         "columns": _RETRIEVAL,
         "lower": (),
         "controls": ("untrained", "public-only"),
-        "paper": {"original": (0.2525, 0.4098), **_BY_EPSILON},
-        "claims": _falling(_BASE, "ndcg@10"),
-    },
-    "3": {
-        "title": "Retrieval at ε = 3, by size of the generator",
-        "measure": "retrieval",
-        "columns": _RETRIEVAL,
-        "lower": (),
-        "controls": ("untrained", "public-only", "original"),
         "paper": {
+            "original": (0.2525, 0.4098),
+            **_BY_EPSILON,
             "synthetic-xl-eps3": (0.1854, 0.3098),
             "synthetic-large-eps3": (0.1833, 0.3094),
-            "synthetic-base-eps3": (0.1830, 0.3108),
             "synthetic-small-eps3": (0.1346, 0.2272),
         },
-        "claims": _falling(_SIZES, "ndcg@10"),
+        "claims": (
+            ("synthetic-base-inf", "original", "ndcg@10"),
+            *_falling(_BASE, "ndcg@10"),
+            *_falling(_SIZES, "ndcg@10"),
+        ),
     },
     "4": {
         "title": "Direct DP training of the retriever",
-        "note": "The synthetic rows are those of table 2, for comparison.",
+        "note": "The synthetic rows are those of table 3, for comparison.",
         "measure": "retrieval",
         "columns": _RETRIEVAL,
         "lower": (),
@@ -107,49 +183,12 @@ TABLES = {
         },
         "claims": (
             *((s, d, "ndcg@10") for s, d in zip(_BASE[1:], _DIRECT)),
+            ("synthetic-base-eps3", "direct-eps16", "ndcg@10"),  # far below
             *_falling(_DIRECT, "ndcg@10"),
         ),
     },
-    "5": {
-        "title": "Zero-shot NDCG@10",
-        "measure": "zero_shot",
-        "metric": "ndcg@10",
-        # The mean of the sets that the scale has, and then BEIR's.
-        "columns": ("mean", *benchmark_sets.PAPER),
-        "lower": (),
-        "controls": (),
-        "paper": {
-            "original": _with_mean(
-                *(0.2653, 0.2659, 0.3905, 0.2257, 0.5232, 0.2974),
-                *(0.8126, 0.1857, 0.4527, 0.4971, 0.2764),
-            ),
-            "synthetic-base-eps16": _with_mean(
-                *(0.2757, 0.2474, 0.3728, 0.2140, 0.5122, 0.2971),
-                *(0.7850, 0.1750, 0.4645, 0.4351, 0.2547),
-            ),
-            "direct-eps16": _with_mean(
-                *(0.2132, 0.0990, 0.1272, 0.0870, 0.1422, 0.1331),
-                *(0.6856, 0.0792, 0.2051, 0.3133, 0.1185),
-            ),
-        },
-        "claims": (
-            ("synthetic-base-eps16", "direct-eps16", "mean"),
-            ("original", "synthetic-base-eps16", "mean"),
-        ),
-    },
-    "5-recall": {
-        "title": "Zero-shot Recall@10",
-        "note": "The published figures of this measure are not at hand.",
-        "measure": "zero_shot",
-        "metric": "recall@10",
-        "columns": ("mean", *benchmark_sets.PAPER),
-        "lower": (),
-        "controls": (),
-        "paper": dict.fromkeys(
-            ("original", "synthetic-base-eps16", "direct-eps16"), ()
-        ),
-        "claims": (),
-    },
+    "5": _zero_shot("ndcg@10", "Zero-shot NDCG@10", _NDCG),
+    "5-recall": _zero_shot("recall@10", "Zero-shot Recall@10", _RECALL),
     "6": {
         "title": "The synthetic text against private queries",
         "note": "MAUVE is that of the published discretisation in 25 points. It "
@@ -174,25 +213,16 @@ TABLES = {
             *_falling(_SIZES, "mauve"),
         ),
     },
-    "7": {
-        "title": "Canaries: rank of a secret among 100 candidates, and share leaked",
-        "note": "Secrets in the paper's three forms; audit.json has others, too. A "
-        "secret has leaked if it can be read in the synthetic set as it would be "
-        "released.",
-        "measure": "canaries",
-        "columns": ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100"),
-        "lower": ("rank, 10", "rank, 100"),
-        "controls": (),
-        "paper": {
-            "synthetic-base-inf": (1, 0.67, 1, 1.0),
-            "synthetic-base-eps16": (43, 0.0, 32, 0.0),
-        },
-        # "Above" leaks more.
-        "claims": tuple(
-            ("synthetic-base-inf", "synthetic-base-eps16", column)
-            for column in ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100")
-        ),
-    },
+    "7": _canaries(
+        "Canaries: rank of a secret among 100 candidates, and share leaked",
+        canary_set.OUR_FORMS,
+    ),
+    "7-literal": _canaries(
+        "Canaries, read literally",
+        canary_set.PAPER_FORMS,
+        "A secret in a document comes out only where a query copies it from there: at "
+        "most a third leaks, the form paper_query.",
+    ),
 }
 
 
@@ -259,8 +289,12 @@ def _tiny(config):
     config.sets = {
         name: str(data.build_pydocs(packages=(name,)).path) for name in HELD_OUT
     }
-    # The T5 that comes with the package is the only size.
-    config.tables = {name: _of_base(t) for name, t in TABLES.items() if name != "3"}
+    # The T5 that comes with the package is the only size, and the sets are others.
+    config.tables = {name: _of_base(t) for name, t in TABLES.items()}
+    _, direct, synthetic = _TRANSFERRED
+    for table in config.tables.values():
+        if table["measure"] == "zero_shot":
+            table["claims"] = tuple((synthetic, direct, name) for name in HELD_OUT)
 
     # Half of the quickstart's, so that all tables fit into about an hour.
     config.job.finetune.steps = 24

@@ -1,4 +1,4 @@
-"""The paper's tables next to ours: rows, numbers, orderings, and Kendall's τ."""
+"""The paper's tables next to ours: rows, numbers, and orderings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from tfdpsq import evaluation
 from tfdpsq.data import io
-from tfdpsq.run.common.canary_set import PAPER_FORMS
-from tfdpsq.run.report import page
+from tfdpsq.run.report import page, plots
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
 
@@ -24,6 +22,7 @@ RETRIEVAL, ZERO_SHOT, SIMILARITY = "retrieval", "zero_shot", "similarity"
 CANARIES, EXAMPLES = "canaries", "examples"
 CONTROLS = ("untrained", "public-only")
 RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
+NOTHING = "nothing"  # 0, in a claim
 HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
 _NUMBER = r"eps\d+(?:\.\d+)?"
 _GENERATED = rf"synthetic-(\w+)-(inf|{_NUMBER})|direct-({_NUMBER})"
@@ -91,7 +90,6 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
     """Returns an entry of `tables` with our numbers next to the paper's, as JSON."""
     names = table["columns"]
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
-    shared = [c for c in names if all(c in ours[r] and c in paper[r] for r in paper)]
     return {
         "title": table["title"],
         "note": table.get("note", ""),
@@ -105,17 +103,10 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
             }
             for row, cells in ours.items()
         ],
-        "tau": {
-            column: kendall(
-                [ours[row][column].value for row in paper],
-                [paper[row][column] for row in paper],
-            )
-            for column in shared
-        },
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
             for claim in table["claims"]
-            if claim[2] in shared
+            if claim[2] in next(iter(ours.values()))
         ],
     }
 
@@ -129,19 +120,26 @@ def judge(
 ) -> dict[str, Any]:
     """Checks whether (row above, row below, column), an ordering of the paper's, holds.
 
-    In columns of `lower`, less is better. The 95 % interval is over queries, resampled
-    within each set.
+    In columns of `lower`, less is better. A row above `NOTHING` is above 0, and one
+    below it is 0. The 95 % interval is over queries, resampled within each set.
 
     Returns:
       The claim; "difference", ours, "low" and "high", its interval or `None` without
-      queries; "paper", its difference; "verdict": HOLDS where difference and interval
-      are above 0, OPEN where the interval holds 0, else FAILS.
+      queries; "paper", its difference, `None` for what it does not print; "verdict":
+      HOLDS where difference and interval are above 0, OPEN where the interval holds 0,
+      else FAILS.
     """
     above, below, column = claim
     sign = -1.0 if column in lower else 1.0
+    ours, paper = (
+        {NOTHING: {column: Cell(0.0)}, **ours},
+        {NOTHING: {column: 0.0}, **paper},
+    )
     a, b, low, high = ours[above][column], ours[below][column], None, None
     difference = sign * (a.value - b.value)
-    verdict = HOLDS if difference > 0 else FAILS
+    one, other = (paper.get(row, {}).get(column) for row in (above, below))
+    equal = above == NOTHING and not difference
+    verdict = HOLDS if difference > 0 or equal else FAILS
     if a.queries:
         gains = [sign * (x - y) for x, y in zip(a.queries, b.queries, strict=True)]
         interval = evaluation.macro_interval(gains, resamples=resamples)
@@ -152,15 +150,9 @@ def judge(
         "difference": difference,
         "low": low,
         "high": high,
-        "paper": sign * (paper[above][column] - paper[below][column]),
+        "paper": None if one is None or other is None else sign * (one - other),
         "verdict": verdict,
     }
-
-
-def kendall(ours: Sequence[float], paper: Sequence[float]) -> float | None:
-    """Computes Kendall's τ-b of two orderings; `None` where all of one are equal."""
-    tau = scipy.stats.kendalltau(ours, paper)[0] if len(ours) > 1 else math.nan
-    return None if math.isnan(tau) else float(tau)
 
 
 # -- Numbers of rows, by what a table measures -----------------------------------------
@@ -176,7 +168,8 @@ def cells(
     outs = [paths.get(f"seed{seed}_{step}", "") for seed in seeds]
     for row in rows_of(table):
         if measure == CANARIES:
-            own = canary_cells(paths[f"audit_{row.part}"])
+            audits = [paths[f"seed{seed}_audit_{row.part}"] for seed in seeds]
+            own = canary_cells(audits, table["forms"])
         elif measure == RETRIEVAL:
             own = {c: _mean(outs, [""], row, c) for c in table["columns"]}
         elif measure == ZERO_SHOT:
@@ -232,13 +225,13 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
     return {"bleu": Cell(bleu), "mauve": Cell(float(np.mean(mauves)), note=note)}
 
 
-def canary_cells(audit: str) -> dict[str, Cell]:
-    """Returns mean ranks and shares leaked of the paper's forms, by repetitions."""
-    entries = _json(audit, "audit.json")["canaries"]
+def canary_cells(audits: Sequence[str], forms: Sequence[str]) -> dict[str, Cell]:
+    """Returns mean ranks and shares leaked of some forms, by repetitions."""
     by_count: dict[int, list] = {}
-    for entry in entries:
-        if entry["form"] in PAPER_FORMS:
-            by_count.setdefault(entry["repetitions"], []).append(entry)
+    for audit in audits:
+        for entry in _json(audit, "audit.json")["canaries"]:
+            if entry["form"] in forms:
+                by_count.setdefault(entry["repetitions"], []).append(entry)
     found = {}
     for count, own in sorted(by_count.items()):
         ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])
@@ -249,6 +242,8 @@ def canary_cells(audit: str) -> dict[str, Cell]:
         leaked = np.average(shares, weights=[len(entry["ranks"]) for entry in own])
         found[f"rank, {count}"] = Cell(float(ranks.mean()), note=note)
         found[f"leaked, {count}"] = Cell(float(leaked))
+        bound = max(entry["epsilon_pure"] for entry in own)
+        found[f"ε ≥, {count}"] = Cell(bound, note="for pure DP, by the ranks")
     return found
 
 
@@ -256,7 +251,9 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
     """Writes the tables and any examples; returns how many orderings hold in each."""
     text = json.dumps(found, indent=1, allow_nan=False)
     page.write_file(private / RESULTS_FILE, text + "\n")
-    page.write_file(private / PAGE_FILE, page.render("tables.html.j2", found))
+    pictures = {name: [*_plots(table)] for name, table in found["tables"].items()}
+    text = page.render("tables.html.j2", {**found, "plots": pictures})
+    page.write_file(private / PAGE_FILE, text)
     if examples:
         text = page.render("examples.html.j2", {"examples": examples})
         page.write_file(private / "examples.html", text)
@@ -266,3 +263,19 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
         held = f"{verdicts.count(HOLDS)} of {len(verdicts)} orderings hold"
         lines.append(f"Table {name}. {table['title']}: {held}.")
     return "\n".join(lines)
+
+
+def _plots(table: Mapping[str, Any]) -> Iterator[plots.Plot]:
+    """Yields plots of the first column, ours and the paper's, by ε and by size."""
+    column = table["columns"][0]
+    rows = [(Row.of(row["name"]), row) for row in table["rows"] if row["paper"]]
+    rows = [(row, numbers) for row, numbers in rows if row.kind == "synthetic"]
+    for by, of in (("ε", "size"), ("size", "epsilon")):
+        for one in dict.fromkeys(getattr(row, of) for row, _ in rows):
+            some = [each for row, each in rows if getattr(row, of) == one]
+            at, labels = range(len(some)), [each["name"] for each in some]
+            whose = {w: [each[w][column] for each in some] for w in ("ours", "paper")}
+            curves = {name: (at, values) for name, values in whose.items()}
+            if len(some) > 1:
+                title = f"{column} by {by}, {of} {one}"
+                yield plots.lines(curves, title, column, labels)

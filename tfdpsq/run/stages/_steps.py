@@ -126,16 +126,19 @@ class JobSteps(Steps):
             given.update(steps=own.steps, epochs=own.epochs)
         return self.make(name, group, given, label, chart="Retriever")
 
-    def audit(self, part: str, given: Mapping[str, Any], own: Any = None) -> None:
+    def audit(
+        self, part: str, given: Mapping[str, Any], own: Any = None, before: str = ""
+    ) -> None:
         """Adds a generator that is trained on canaries, and attacks on it."""
         own_pairs = {"user_field": self.s.finetune.user_field, "data": self.pairs}
         own_pairs["split"] = self.s.finetune.split
-        canaries = self.make("canaries", "canaries", own_pairs, "Canaries")
+        canaries = self.make(f"{before}canaries", "canaries", own_pairs, "Canaries")
         trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
-        name = f"audited_{{}}_{part}"
+        name = f"{before}audited_{{}}_{part}"
         generator, written = self.generated(name, trained, own, audited=True)
         made = {"canaries": canaries, "generator": generator, "synthetic": written}
-        self.make(f"audit_{part}", "audit", made, at("Audit", given["epsilon"]))
+        label = at("Audit", given["epsilon"])
+        self.make(f"{before}audit_{part}", "audit", made, label)
 
 
 def at(what: str, epsilon: float) -> str:

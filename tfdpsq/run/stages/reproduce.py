@@ -1,16 +1,15 @@
 r"""Reproduce the paper's tables: every row, ours next to the published number.
 
-    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('2',)" \
+    tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('3',)" \
         --workdir=DIR
 
 `table` takes several names of `tables`; () takes all, and rows that tables share are
 made once. `configs/paper/tables.py:paper` needs MS MARCO, the BEIR sets and machines.
 To resume, start the same command again.
 
-Writes `private/tables.json` and `tables.html`: numbers, Kendall's τ between the two
-orders of the rows, and for each ordering in the paper whether it holds here. They are
-computed from private queries and must not be released; `private/examples.html` quotes
-such queries.
+Writes `private/tables.json` and `tables.html`: numbers, and for each ordering in the
+paper whether it holds here. They are computed from private queries and must not be
+released; `private/examples.html` quotes such queries.
 """
 
 from __future__ import annotations
@@ -124,10 +123,10 @@ class _Rows(JobSteps):
         super().__init__(s.job)
         self.all, self.wanted = s, _wanted(s)
         for self.seed in s.seeds:
-            self.measure(f"seed{self.seed}_")
-        self.seed = s.job.seed
-        for row in self.of(tables.CANARIES):
-            self.audit(row.part, *self._finetune(row, **s.audit))
+            before = f"seed{self.seed}_"
+            self.measure(before)
+            for row in self.of(tables.CANARIES):  # others for each seed
+                self.audit(row.part, *self._finetune(row, **s.audit), before)
 
     def of(self, *measures: str) -> list[Row]:
         """Returns the rows of all tables of some measures, each once."""
