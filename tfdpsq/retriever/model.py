@@ -327,7 +327,7 @@ class TwoTower(tfrs.models.Model):
             with tf.GradientTape() as tape, dropout_seed(seed):
                 loss = self.compute_loss(inputs, training=True)
             # Dense: XLA cannot sum the equal rows of a sparse one.
-            gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
+            gradients = [*map(tf.convert_to_tensor, tape.gradient(loss, variables))]
         # Keras sums over replicas, then clips: the step is that of the whole batch.
         self.optimizer.apply_gradients(zip(gradients, variables))
         return {"loss": tf.reduce_sum(everywhere(loss[tf.newaxis]))}
