@@ -109,6 +109,16 @@ def test_a_converted_retriever_has_the_same_embeddings(base):
     modules = json.loads((base / "converted" / "modules.json").read_text())
     kinds = [each["type"].rpartition(".")[2] for each in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
+    tokenizer = json.loads((base / "converted" / "tokenizer_config.json").read_text())
+    assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.slow
+def test_sentence_transformers_gives_the_same_embeddings(base):
+    library = pytest.importorskip("sentence_transformers")
+    theirs = library.SentenceTransformer(str(base / "converted"), device="cpu")
+    ours = _embedded(retriever.load(base / "trained" / "model"), base)
+    np.testing.assert_allclose(theirs.encode(TEXTS), ours, atol=1e-5)
 
 
 def test_another_encoder_is_refused_by_what_makes_it_one(base, tmp_path):

@@ -188,8 +188,7 @@ class Pretrainer(tf.keras.Model):
         self._weight, self._seed = contrast_weight, seed
         # A function of its own: the task needs autograph, whoever traces a step.
         self._task = tf.function(tfrs.tasks.Retrieval(temperature=1 / scale))
-        names = ("loss", *LOSSES, "gap")
-        self._means = {name: tf.keras.metrics.Mean(name) for name in names}
+        self._means = {n: tf.keras.metrics.Mean(n) for n in ("loss", *LOSSES, "gap")}
 
     def losses_of(
         self, batch: Mapping[str, tf.Tensor], training: bool = True

@@ -65,7 +65,8 @@ def save(directory: str | os.PathLike, model: bytes) -> None:
         },
     }
     io.write_json(pathlib.Path(directory, "tokenizer.json"), tokenizer)
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL}
+    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL}
+    about["model_input_names"] = ["input_ids", "attention_mask"]  # T5 has no segments
     io.write_json(pathlib.Path(directory, "tokenizer_config.json"), about)
 
 
