@@ -32,11 +32,14 @@ def commands(inputs, out):
     """Returns {name: words after `python -m tfdpsq.run`}."""
     training = tiny.training(inputs, steps=8, microbatch_size=4, epsilon=8.0)
     data, public = inputs / "pairs", inputs / "public"
+    plain = {**training, "embedding_dim": 16, "epsilon": "inf"}
+    for without_effect in ("accountant", "microbatch_size"):
+        del plain[without_effect]
     stages = {
         "prepare": {"data": data, "vocabulary_size": 0},
         "finetune": training,
         "synthesize": {"generator": public, "corpus": data},
-        "train_retriever": {**training, "embedding_dim": 16, "epsilon": "inf"},
+        "train_retriever": plain,
         "evaluate": {"data": data},
     }
     found = {

@@ -17,6 +17,8 @@ of a whole logical batch, for losses whose rows read each other, such as one mad
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
@@ -29,20 +31,6 @@ from tfdpsq.privacy.fast import factored, gradient_norms
 from tfdpsq.privacy.fast.engine import require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.spec import ENGINES
-
-# Why tensorflow-privacy does not import: its estimators end with TensorFlow 2.15.
-MISSING = ""
-try:
-    # Its optimizers mix what they get with `tf.keras`.
-    if keras.layers.Layer is not tf.keras.layers.Layer:
-        raise ImportError("it works on tf.keras, which is Keras 3 here")
-    from tensorflow_privacy.privacy.dp_query.gaussian_query import GaussianSumQuery
-    from tensorflow_privacy.privacy.optimizers import (
-        dp_optimizer_keras,
-        dp_optimizer_keras_vectorized,
-    )
-except Exception as error:  # on another TensorFlow it fails in several ways
-    MISSING = f"{type(error).__name__}: {error}"
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -66,15 +54,32 @@ class Clipped(NamedTuple):
 Engine = Union[str, Callable[[PrivacyPlan, Batch, Sequence[tf.Variable]], Clipped]]
 
 
+@functools.cache
+def missing() -> str:
+    """Returns why tensorflow-privacy does not import, or "".
+
+    Its estimators end with TensorFlow 2.15. The import takes a second, and must not
+    happen while a step is traced.
+    """
+    try:
+        # Its optimizers mix what they get with `tf.keras`.
+        if keras.layers.Layer is not tf.keras.layers.Layer:
+            raise ImportError("it works on tf.keras, which is Keras 3 here")
+        importlib.import_module("tensorflow_privacy")
+    except Exception as error:  # on another TensorFlow it fails in several ways
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def require_engine(engine: Engine) -> Engine:
     """Returns an engine; an InputError if this environment does not have it."""
     if callable(engine):
         return engine
     validation.one_of("engine", engine, ENGINES)
-    if MISSING and engine in ("vectorized", "dpkeras"):
+    if engine in ("vectorized", "dpkeras") and (problem := missing()):
         raise validation.InputError(
             f"engine {engine!r} needs tensorflow-privacy, which does not import "
-            f'({MISSING}). Use engine "fast", which gives the same sums.'
+            f'({problem}). Use engine "fast", which gives the same sums.'
         )
     return engine
 
@@ -238,6 +243,12 @@ def _by_tensorflow_privacy(
 
     It takes the mean of a unit's losses, and of the units' clipped gradients.
     """
+    from tensorflow_privacy.privacy.dp_query.gaussian_query import GaussianSumQuery
+    from tensorflow_privacy.privacy.optimizers import (
+        dp_optimizer_keras,
+        dp_optimizer_keras_vectorized,
+    )
+
     together = plan.rows_clipped_together
     units = losses.shape[0] // together
     options = {"num_microbatches": units, "learning_rate": 0.0}
