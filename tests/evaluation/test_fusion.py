@@ -52,33 +52,6 @@ def test_missing_queries_use_the_other_run():
     assert fused["q"] == pytest.approx({"a": 0.3, "b": 0.0})
 
 
-def test_the_fitted_weight_is_the_best_of_a_grid():
-    """Each run finds the right document of half of the queries; only both find all."""
-    random = np.random.default_rng(3)
-    first, second, qrels = {}, {}, {}
-    for query in range(40):
-        name = f"q{query}"
-        noise = {f"d{n}": float(s) for n, s in enumerate(random.uniform(0, 1, 20))}
-        right = {**noise, "right": 3.0}
-        first[name] = right if query % 2 else noise
-        second[name] = noise if query % 2 else right
-        qrels[name] = {"right": 1}
-    weight, value = evaluation.fit_weight(first, second, qrels)
-    values = {}
-    for tried in (0.0, 0.25, 0.5, 0.75, 1.0, weight):
-        fused = evaluation.fuse([first, second], [1 - tried, tried])
-        found = evaluation.evaluate_run(qrels, fused, ["ndcg@10"])
-        values[tried] = found.means["ndcg@10"]
-    assert value == values[weight] == max(values.values())
-    assert value > values[0.0] and value > values[1.0]
-
-
-def test_a_useless_run_gets_no_weight():
-    first, _ = _runs(4)
-    qrels = {q: {max(hits, key=hits.get): 1} for q, hits in first.items()}
-    assert evaluation.fit_weight(first, {q: {} for q in first}, qrels)[0] == 0
-
-
 def test_bad_fusions_are_refused():
     for runs, weights, method in (
         ([{}], [0.5, 0.5], "scores"),

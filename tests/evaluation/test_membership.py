@@ -7,7 +7,6 @@ from sklearn import metrics
 
 from tfdpsq.evaluation.membership import (
     attack_membership,
-    likelihood_ratio_scores,
 )
 from tfdpsq.validation import InputError
 
@@ -80,37 +79,8 @@ def test_an_interval_is_where_its_own_score_test_ends():
     assert mirrored.low == 0 and mirrored.high == pytest.approx(1 - found.low)
 
 
-def test_references_remove_text_difficulty():
-    """Members gain .5; texts differ by 5: the loss says little, the ratio much."""
-    random = np.random.default_rng(4)
-    easy = random.normal(0, 5, 2000)
-    gain = np.repeat([0.5, 0.0], 1000)
-    target = easy + gain + random.normal(0, 0.2, 2000)
-    references = easy + random.normal(0, 0.2, (4, 2000))
-    loss = attack_membership(target[:1000], target[1000:])
-    for models in (1, 4):
-        scores = likelihood_ratio_scores(target, references[:models])
-        ratio = attack_membership(scores[:1000], scores[1000:])
-        # Deviation of a difference: .2·√(1 + 1/models).
-        expected = scipy.stats.norm.cdf(
-            0.5 / (0.2 * np.sqrt(1 + 1 / models) * np.sqrt(2))
-        )
-        assert ratio.auc.mean == pytest.approx(expected, abs=0.02)
-        assert loss.auc.mean < 0.56 < ratio.auc.low
-
-
-def test_ratio_is_in_deviations_of_the_references():
-    """By hand: mean 2, variances 2 and 0, so deviation 1."""
-    found = likelihood_ratio_scores(
-        np.array([4.0, 2.0]), np.array([[1.0, 2.0], [3.0, 2.0]])
-    )
-    np.testing.assert_allclose(found, [2.0, 0.0])
-
-
 def test_bad_scores_are_named():
     with pytest.raises(InputError, match="1 members and 5"):
         attack_membership(np.zeros(1), np.zeros(5))
     with pytest.raises(InputError, match=r"others\[1\] is inf"):
         attack_membership(np.zeros(3), np.array([0, np.inf, 0]))
-    with pytest.raises(InputError, match="models, 3 examples"):
-        likelihood_ratio_scores(np.zeros(3), np.zeros((2, 4)))

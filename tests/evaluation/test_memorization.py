@@ -97,30 +97,6 @@ def test_pure_epsilon_bound_holds_and_is_sharp(repetitions):
         assert epsilon * 0.75 < np.median(bounds) < epsilon
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.5])
-def test_no_attack_beats_the_least_mean_rank(epsilon):
-    """Of randomized response on two units away, the best ranking stays above it."""
-    random = np.random.default_rng(3)
-    candidates = 20
-    ranks = _ranks_of_randomized_response(random, epsilon, 200_000, candidates, 1)
-    least = memorization.least_mean_rank(epsilon, candidates)
-    # The mean of so many ranks is off by less than 5·20/√(12·200,000) = .065.
-    assert least < ranks.mean() + 0.065
-    # From the chances themselves, summed as they are defined.
-    odds = math.exp(-2 * epsilon)
-    first = sum(1 - k / (k + (candidates - k) * odds) for k in range(1, candidates))
-    assert least == pytest.approx(1 + first, rel=1e-12)
-
-
-def test_least_mean_rank_at_its_ends():
-    """Chance where nothing may be learnt, and the first where all may be."""
-    assert memorization.least_mean_rank(0.0, 100) == pytest.approx(50.5, abs=1e-12)
-    assert memorization.least_mean_rank(math.inf, 100) == 1.0
-    assert 1 < memorization.least_mean_rank(8.0, 100) < 1.001
-    with pytest.raises(InputError, match="epsilon is -1"):
-        memorization.least_mean_rank(-1.0, 100)
-
-
 def test_pure_epsilon_bound_of_nothing_is_zero():
     """No canary among the first, or no more than chance."""
     assert memorization.pure_epsilon_bound(np.full(20, 50), 100, 10) == 0.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         nearest_by_cosine,
     )
     from tfdpsq.evaluation.diversity import describe, diversity_difference, diversity_of
-    from tfdpsq.evaluation.fusion import fit_weight, fuse
+    from tfdpsq.evaluation.fusion import fuse
     from tfdpsq.evaluation.mauve import mauve_of_features
     from tfdpsq.evaluation.measures import (
         RankingResult,
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
         write_trec_qrels,
         write_trec_run,
     )
-    from tfdpsq.evaluation.membership import (
-        attack_membership,
-        likelihood_ratio_scores,
-    )
+    from tfdpsq.evaluation.membership import attack_membership
     from tfdpsq.evaluation.memorization import (
         canary_ranks,
         exposure,
         leaked_secrets,
-        least_mean_rank,
         pure_epsilon_bound,
         rank_p_value,
     )
@@ -85,12 +81,9 @@ __all__ = [
     "evaluate_run",
     "exact_copies",
     "exposure",
-    "fit_weight",
     "fuse",
     "gram_vectors",
     "leaked_secrets",
-    "least_mean_rank",
-    "likelihood_ratio_scores",
     "macro_interval",
     "mauve_of_features",
     "nearest_by_cosine",

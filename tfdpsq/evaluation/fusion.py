@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdpsq.evaluation.measures import Qrels, Run, evaluate_run, ranked
+from tfdpsq.evaluation.measures import Run, ranked
 from tfdpsq.validation import InputError, one_of, positive_integer
 
 METHODS = ("scores", "ranks")
-# Weights of the second run that `fit_weight` tries.
-_WEIGHTS = tuple(round(0.05 * step, 2) for step in range(21))
 # Of reciprocal rank fusion, as its authors chose it.
 _RANK_OFFSET = 60
 
@@ -71,37 +69,3 @@ def _reciprocal_ranks(hits: Mapping[str, float]) -> dict[str, float]:
         name: 1 / (_RANK_OFFSET + rank)
         for rank, (name, _) in enumerate(ranked(hits), 1)
     }
-
-
-def fit_weight(
-    first: Run,
-    second: Run,
-    qrels: Qrels,
-    method: str = "scores",
-    metric: str = "ndcg@10",
-    k: int = 100,
-) -> tuple[float, float]:
-    """Chooses the weight of the second of two runs that is best for some queries.
-
-    Fit it on public or synthetic queries: one fitted on private queries tells of them.
-
-    Args:
-      first: a run, such as BM25's.
-      second: a run over the same corpus, such as a retriever's.
-      qrels: the judgements of the queries to fit on.
-      method: as in `fuse`.
-      metric: of `evaluate_run`.
-      k: as in `fuse`.
-
-    Returns:
-      The best of 0, .05, ..., 1, of equally good ones the smallest, and the mean of the
-      metric with it.
-    """
-    values = {
-        weight: evaluate_run(
-            qrels, fuse([first, second], [1 - weight, weight], method, k), [metric]
-        ).means[metric]
-        for weight in _WEIGHTS
-    }
-    best = max(values, key=values.__getitem__)  # the first of equal ones
-    return best, values[best]

@@ -96,34 +96,3 @@ def _lowest_auc(found: float, members: int, others: int, confidence: float) -> f
     # Short of 1, which is a root itself.
     end = found * (1 - 1e-12)
     return float(scipy.optimize.brentq(outside, 0.0, end)) if found else 0.0
-
-
-def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """Scores each example by its likelihood ratio, target model over reference models.
-
-    The offline attack of Carlini et al. 2022 (section 5.2): the target's score, in
-    deviations of the scores that reference models give, none of which saw the example.
-    One reference has no deviation: the plain difference is used (Mireshghallah
-    et al. 2022); several share one deviation, as few of them give a poor one each.
-
-    Args:
-      target: [examples] float, log-likelihoods under the model under attack.
-      references: [models, examples] float, the same under models trained on other
-        data, or under the public weights that the target started from.
-
-    Returns:
-      [examples] float64, higher for likely members.
-    """
-    target = checked_values("target", target)
-    references = np.asarray(references, np.float64)
-    if references.shape != (max(len(references), 1), len(target)):
-        raise InputError(
-            f"references has shape {references.shape}; it must be [models, "
-            f"{len(target)} examples]."
-        )
-    checked_values("references", references.ravel())
-    difference = target - references.mean(axis=0)
-    if len(references) == 1:
-        return difference
-    deviation = float(np.sqrt(references.var(axis=0, ddof=1).mean()))
-    return difference / (deviation if deviation > 0 else 1.0)

@@ -140,30 +140,6 @@ def pure_epsilon_bound(
     return max(0.0, math.log(odds) / (2 * repetitions))
 
 
-def least_mean_rank(epsilon: float, candidates: int) -> float:
-    r"""The lowest mean rank of secrets that pure ε-DP for the secret still allows.
-
-    The p(ε) of `pure_epsilon_bound` bounds the chance that the secret ranks k or
-    better, for any attack, with ε that of the secret. A mean rank is the sum over
-    k = 0 … m - 1 of the chances to rank worse than k, so it is at least
-
-        1 + Σ_{k=1}^{m-1} (1 - p_k(ε)).
-
-    At ε = 0 that is chance, (m + 1)/2. Among 100 candidates it is 6.3 at ε = 2 and
-    1.00 at ε = 8, which promises nothing about ranks; (ε, δ)-DP promises less still.
-
-    Args:
-      epsilon: of the secret, at least 0: of a secret in r examples, r times that of
-        one; infinity allows rank 1.
-      candidates: m, how many are ranked, the secret among them.
-    """
-    positive_integer("candidates", candidates)
-    in_range("epsilon", epsilon, 0, math.inf)
-    top = np.arange(1, candidates)
-    others = (candidates - top) * math.exp(-2 * epsilon)
-    return 1 + float((others / (top + others)).sum())
-
-
 def leaked_secrets(secrets: Sequence[str], texts: Iterable[str]) -> tuple[bool, ...]:
     """Looks for secrets of digits in texts, whatever characters separate the digits.
 
