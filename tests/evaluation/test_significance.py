@@ -10,8 +10,6 @@ from scipy import stats
 
 from tfdpsq.evaluation.significance import (
     bootstrap_interval,
-    compare_systems,
-    holm,
     macro_interval,
     paired_bootstrap,
     randomization_p_value,
@@ -177,47 +175,6 @@ def test_uniformity_check_rejects_wrong_tests():
 
     for wrong in (counted_without_the_observed, one_sided, unpaired):
         assert _chi_square(_p_values(wrong, trials=800)) < 1e-6, wrong.__name__
-
-
-def test_holm_equals_hand_worked_steps():
-    # Ascending .01 .02 .03 .04 times 4 3 2 1: .04 .06 .06 .04; the last is raised to
-    # the one before it.
-    np.testing.assert_allclose(
-        holm([0.03, 0.01, 0.04, 0.02]), [0.06, 0.04, 0.06, 0.06], rtol=1e-12
-    )
-    # .2 .5 .5 times 3 2 1: .6, 1, and .5 raised to 1.
-    np.testing.assert_allclose(holm([0.5, 0.2, 0.5]), [1, 0.6, 1], rtol=1e-12)
-    np.testing.assert_allclose(holm([0.9, 0.8]), [1, 1])
-    assert holm([0.3]) == [0.3] and len(holm([])) == 0
-
-
-def test_holm_controls_false_rejections():
-    # 10 true hypotheses of independent uniform p values: at 5 % the chance is 1 -
-    # 0.995^10 = 0.0489, deviation 0.0034 at 4,000 trials; uncorrected it is 0.40.
-    p = np.random.default_rng(0).random((4000, 10))
-    rejected = np.mean([holm(row).min() <= 0.05 for row in p])
-    assert 0.035 < rejected < 0.063
-
-
-def test_all_pairs_of_systems_are_compared_and_corrected():
-    draw = np.random.default_rng(0)
-    base = draw.random(80)
-    systems = {
-        "better": base + 0.5 + draw.normal(0, 0.1, 80),
-        "a": base + draw.normal(0, 0.1, 80),
-        "b": base + draw.normal(0, 0.1, 80),
-        "copy": base,
-    }
-    found = compare_systems(systems, resamples=500, seed=7)
-    names = list(itertools.combinations(systems, 2))
-    assert [(one.first, one.second) for one in found] == names
-    alone = [
-        randomization_p_value(systems[a] - systems[b], 500, seed=7) for a, b in names
-    ]
-    assert [one.p_value for one in found] == alone
-    assert [one.adjusted_p_value for one in found] == holm(alone).tolist()
-    assert [one.adjusted_p_value < 0.05 for one in found] == [True] * 3 + [False] * 3
-    assert compare_systems({"alone": base}) == []
 
 
 def test_macro_interval_resamples_within_groups():

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tfdpsq.evaluation.significance import (
         Interval,
         bootstrap_interval,
-        compare_systems,
         macro_interval,
         paired_bootstrap,
     )
@@ -72,7 +71,6 @@ __all__ = [
     "bootstrap_interval",
     "canary_ranks",
     "closeness",
-    "compare_systems",
     "corpus_bleu",
     "describe",
     "diversity_of",

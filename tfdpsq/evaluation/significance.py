@@ -8,8 +8,7 @@ covers the queries only, not the randomness of training: that takes seeds.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -43,17 +42,6 @@ class Difference:
     high: float
     p_value: float  # see `randomization_p_value`
     confidence: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Two systems of several."""
-
-    first: str
-    second: str
-    difference: float  # mean of the first − mean of the second
-    p_value: float  # see `randomization_p_value`
-    adjusted_p_value: float  # for all comparisons made together, by Holm
 
 
 def bootstrap_interval(
@@ -161,42 +149,6 @@ def randomization_p_value(
         random_state=np.random.default_rng(seed),
     )
     return float(found.pvalue)
-
-
-def holm(p_values: Values) -> np.ndarray:
-    """Adjusts p values for their number by Holm's step-down rule (1979).
-
-    In ascending order the i-th of m values is multiplied by m − i + 1, is at least the
-    one before it, and at most 1.
-    """
-    p = np.asarray(p_values, np.float64)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(
-        1, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    )
-    return adjusted
-
-
-def compare_systems(
-    values: Mapping[str, Values], resamples: int = 10_000, seed: int = 0
-) -> list[Comparison]:
-    """Compares every two of several systems on the same queries.
-
-    Args:
-      values: system -> [queries], one value per query, all in one order.
-      resamples: as for `randomization_p_value`.
-      seed: as for `randomization_p_value`.
-    """
-    pairs = list(itertools.combinations(values, 2))
-    differences = [_paired(values[first], values[second]) for first, second in pairs]
-    p_values = [randomization_p_value(each, resamples, seed) for each in differences]
-    return [
-        Comparison(*pair, float(difference.mean()), p_value, float(adjusted))
-        for pair, difference, p_value, adjusted in zip(
-            pairs, differences, p_values, holm(p_values)
-        )
-    ]
 
 
 def _paired(a: Values, b: Values) -> np.ndarray:
