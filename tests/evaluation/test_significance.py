@@ -1,4 +1,4 @@
-"""Intervals and tests: coverage, alignment, naive implementations, Holm by hand."""
+"""Intervals and tests: coverage, alignment, naive implementations."""
 
 import itertools
 
