@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from tfdpsq import words
 from tfdpsq.evaluation.measures import ranked
 from tfdpsq.validation import InputError, positive_integer
 
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG
 _K1, _B = 1.5, 0.75
 _STOP_WORDS = frozenset(STOPWORDS_EN)
 # bm25s takes 5.3 kB a document of 100 words while it builds an index.
