@@ -186,7 +186,7 @@ class Pretrainer(tf.keras.Model):
         super().__init__(name="pretrainer")
         self._generator = generator
         self._weight, self._seed = contrast_weight, seed
-        # A function of its own: the task needs autograph, whoever traces a step.
+        # The task needs autograph, also in a step that is traced without it.
         self._task = tf.function(tfrs.tasks.Retrieval(temperature=1 / scale))
         self._means = {n: tf.keras.metrics.Mean(n) for n in ("loss", *LOSSES, "gap")}
 

@@ -51,7 +51,7 @@ class Setup:
     engine: Engine = "fast"
 
     def __post_init__(self) -> None:
-        """Refuses what the class says."""
+        """Checks the arguments; see the class."""
         fast.require_distinct(self.variables)
         require_engine(self.engine)
         size = validation.positive_integer("microbatch_size", self.microbatch_size)

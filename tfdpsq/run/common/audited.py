@@ -1,4 +1,4 @@
-"""What `audit` attacks: a generator, the weights that it started from, and its set."""
+"""The models, texts and scores that `audit` attacks a generator with."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ def write_set(
     provenance, word = {**c.provenance, **more}, c.privacy.word
     out = c.out / SET
     manifest = write_synthetic(out, rows, provenance, certificate, shards, word)
-    card = text(manifest)
-    atomic_write(out / FILE_NAME, card)
+    atomic_write(out / FILE_NAME, text(manifest))
     return manifest
 
 
