@@ -17,10 +17,10 @@ zero-shot (2, 6), 6 BLEU and MAUVE (3), 7 canaries (4). 1 (7), the grid of
 hyperparameters, is not made. "tiny" is offline, on docstrings, for two cores, with one
 size of T5; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
 
-A canary's secret is a random 10-digit string. The text of 2023 speaks of the secret part
-of a canary's query, recovered in the model's output: so table 7 has it in the query,
-where all of the published shares can occur. "7-literal" has the pairs word by word, two
-of them with the secret in the document.
+A canary's secret is a random 10-digit string. The text of 2023 speaks of the secret
+part of a canary's query, recovered in the model's output: so table 7 has it in the
+query, where all of the published shares can occur. "7-literal" has the pairs word by
+word, two of them with the secret in the document.
 
 A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
 one row is above another in a column; in `lower` columns, that its number is lower.
