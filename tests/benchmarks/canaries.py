@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data.beir import BeirWriter
-from tfdpsq.run.common import canary_set
+from tfdpsq.run.common import canary_set, kinds
 from tfdpsq.run.frame import artefacts, runner, settings
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import audit, canaries, finetune, synthesize
@@ -41,7 +41,7 @@ from configs import quickstart as quickstart_config  # noqa: E402
 def part_of(data, count, directory):
     """Writes a BEIR directory with the first pairs of the training split alone."""
     if not (directory / "qrels").is_dir():
-        beir = artefacts.open_beir(data)
+        beir = kinds.open_beir(data)
         pairs = {"train": beir.pairs("train")[:count], "dev": beir.pairs("dev")}
         directory.mkdir(parents=True)
         with BeirWriter(directory) as writer:

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from tfdpsq import retriever
-from tfdpsq.run.frame.artefacts import open_beir
+from tfdpsq.run.common.kinds import open_beir
 
 BATCH = 64
 

@@ -136,7 +136,7 @@ def make(home, documents):
 def exact(home, documents):
     """Writes given embeddings, searches them for the dev queries, and measures."""
     from tfdpsq import evaluation, retriever
-    from tfdpsq.run.frame.artefacts import open_beir
+    from tfdpsq.run.common.kinds import open_beir
 
     qrels = open_beir(str(home / "data")).qrels("dev")
     shutil.rmtree(home / "index", ignore_errors=True)

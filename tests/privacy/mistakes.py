@@ -624,9 +624,9 @@ The seed of the noise is in the released record.
 
 The released record says how long a private stage took.
 @ run/frame/runner.py run/test_frame.py
--         record = records.write_stage(
-+         result = {**(result or {}), "seconds": os.times().elapsed}
-+         record = records.write_stage(
+-     return records.write_stage(
++     result = {**result, "seconds": os.times().elapsed}
++     return records.write_stage(
 
 Fingerprints of private pairs are made with a known key, so that guesses can be tested.
 @ run/frame/records.py run/test_frame.py

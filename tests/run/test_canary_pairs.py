@@ -10,8 +10,8 @@ from helpers import framed, tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run.common import canary_set
+from tfdpsq.run.common.kinds import Corpus, Pairs
 from tfdpsq.run.frame import runner
-from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages.canaries import STAGE
 from tfdpsq.validation import InputError

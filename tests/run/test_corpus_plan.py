@@ -10,7 +10,7 @@ import pytest
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.data.texts import documents_fingerprint
-from tfdpsq.run.frame.corpus import scan
+from tfdpsq.run.common.corpus import scan
 from tfdpsq.validation import DataError
 
 _BLANK = ["\n", "  \r\n", "\u00a0\n", "\t\n"]

@@ -11,7 +11,7 @@ from tfdpsq import retriever
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.model import ordered_weights
 from tfdpsq.run.common import training
-from tfdpsq.run.frame.artefacts import MODEL
+from tfdpsq.run.common.kinds import MODEL
 from tfdpsq.run.stages import train_retriever
 from tfdpsq.validation import InputError
 

@@ -10,13 +10,13 @@ from helpers import framed, tiny
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import BeirDirectory, train_vocabulary
+from tfdpsq.run.common import kinds
 from tfdpsq.run.common.embeddings import (
     DOCUMENTS,
     QUERIES,
     Embeddings,
     require_one_encoder,
 )
-from tfdpsq.run.frame import artefacts
 from tfdpsq.run.stages.embed import SEARCH, STAGE
 from tfdpsq.run.stages.evaluate import STAGE as EVALUATE
 from tfdpsq.validation import DataError, InputError
@@ -141,9 +141,9 @@ def test_private_queries_are_embedded_where_they_may_lie(base, tmp_path):
     assert stated["depends"]["inputs"]["queries"].startswith("keyed:")
     assert "12" not in json.dumps(stated["result"])
     # By one encoder with the documents, for `evaluate` and `train_adapter`.
-    given = artefacts.Embeddings.open(str(out), "queries")
+    given = kinds.Embeddings.open(str(out), "queries")
     queries = Embeddings(given, "queries", QUERIES)
-    documents = artefacts.Embeddings.open(str(base / "embedded"), "documents")
+    documents = kinds.Embeddings.open(str(base / "embedded"), "documents")
     require_one_encoder(Embeddings(documents, "documents", DOCUMENTS), queries)
     keyed = stated["depends"]["inputs"]["queries"]
     queries.require_made_of(keyed, str(base / "pairs"), "test")
@@ -155,7 +155,7 @@ def test_embeddings_of_other_encoders_are_found_by_id(tmp_path):
     vectors = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
     tiny.write_embeddings(tmp_path, DOCUMENTS, vectors, list("abcd"))
     tiny.write_embeddings(tmp_path, QUERIES, vectors[:, :2], list("abca"), "another")
-    given = artefacts.Embeddings.open(str(tmp_path), "documents")
+    given = kinds.Embeddings.open(str(tmp_path), "documents")
     documents = Embeddings(given, "documents", DOCUMENTS)
     found = documents.take(["c", "a"])
     expected = vectors[[2, 0]] / np.linalg.norm(vectors[[2, 0]], axis=1, keepdims=True)

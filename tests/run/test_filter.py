@@ -12,7 +12,7 @@ from tfdpsq.data import (
     write_beir,
     write_synthetic,
 )
-from tfdpsq.run.frame import artefacts
+from tfdpsq.run.common import kinds
 from tfdpsq.run.stages.filter import STAGE
 from tfdpsq.validation import DataError, InputError
 
@@ -82,7 +82,7 @@ def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path):
     assert after["certificate"] == before["certificate"]
     assert after["provenance"]["of"] == before["provenance"]
     with pytest.raises(InputError, match="part of a set of queries"):
-        artefacts.Pairs.open(str(out / "set" / "beir"), "pairs")
+        kinds.Pairs.open(str(out / "set" / "beir"), "pairs")
 
 
 def test_a_private_set_stays_private(base, tmp_path):

@@ -11,8 +11,8 @@ from helpers import framed, tiny
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run.common import training
-from tfdpsq.run.frame import artefacts, runner, settings
+from tfdpsq.run.common import kinds, training
+from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.devices import Devices
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import finetune
@@ -223,4 +223,4 @@ def test_promised_private_weights_are_refused_before_they_are_made(base):
     )
     given = runner.Given({**given, "pairs": canaries})
     assert STAGE.privacy(continued, given) == Privacy.PRIVATE
-    assert isinstance(given["init"], artefacts.Generator)
+    assert isinstance(given["init"], kinds.Generator)

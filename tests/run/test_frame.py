@@ -13,10 +13,12 @@ from helpers import tiny
 
 from tfdpsq.data import io
 from tfdpsq.data.sets import SyntheticQuery, read_synthetic, write_synthetic
+from tfdpsq.run.common.kinds import Pairs, SyntheticSet
 from tfdpsq.run.frame import command, pipeline, records, runner, settings
-from tfdpsq.run.frame.artefacts import SET, Pairs, SyntheticSet
+from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.settings import path, setting
+from tfdpsq.run.stages import status
 from tfdpsq.validation import InputError
 
 
@@ -117,7 +119,7 @@ def test_killed_pass_goes_on(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Shorter, "start", dies)
     with pytest.raises(KeyboardInterrupt):
         runner.execute(STAGE, made, place)
-    (state,) = pipeline.survey(tmp_path)
+    (state,) = status.survey(tmp_path)
     assert (state.state, state.detail) == ("interrupted", "2 shards")
     assert stat.S_IMODE(place.partial.stat().st_mode) == 0o700
     made_now = []
@@ -211,7 +213,7 @@ def test_a_job_checks_all_steps_on_promises(made, tmp_path):
             return steps
 
         def finish(self, s, planned, workdir):
-            return pipeline.survey(workdir)
+            return status.survey(workdir)
 
     first, second = pipeline.plan(Twice().steps(made, tmp_path), tmp_path)
     assert second.settings.synthetic == f"{first.place.path}/{SET}"

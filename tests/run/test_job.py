@@ -13,6 +13,7 @@ from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
+from tfdpsq.run.stages import status
 from tfdpsq.run.stages.pipeline import STAGE
 from tfdpsq.validation import InputError
 
@@ -211,7 +212,7 @@ def test_report_is_one_file_that_fetches_nothing_and_is_internal(job):
 
 def test_status_of_a_finished_job_has_nothing_left(job):
     made = {path.parent.name for path in job.directory.glob("*/*/stage.json")}
-    states = jobs.survey(job.directory)
+    states = status.survey(job.directory)
     assert {state.name for state in states} == made and len(made) >= 20
     assert {state.state for state in states} == {"done"}
     assert all(state.seconds > 0 for state in states)

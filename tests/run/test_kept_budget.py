@@ -8,8 +8,8 @@ from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import Preempted, read_certificate, read_ledger, verify_certificate
 from tfdpsq.run.common import training
+from tfdpsq.run.common.progress import Progress
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.stages import finetune
 from tfdpsq.validation import InputError
 

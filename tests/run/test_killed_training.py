@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run.frame.artefacts import MODEL
+from tfdpsq.run.common.kinds import MODEL
 
 # Several trainings a test, each with all the checks before a first step.
 pytestmark = pytest.mark.timeout(600)

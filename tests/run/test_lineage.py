@@ -7,15 +7,9 @@ import pytest
 from helpers import framed
 
 from tfdpsq.privacy import read_certificate
+from tfdpsq.run.common.kinds import Corpus, Generator, Pairs
 from tfdpsq.run.frame import command, pipeline, settings
-from tfdpsq.run.frame.artefacts import (
-    MARK_FILE,
-    Artefact,
-    Corpus,
-    Generator,
-    Pairs,
-    class_stated,
-)
+from tfdpsq.run.frame.artefacts import MARK_FILE, Artefact, class_stated
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Given
 from tfdpsq.validation import DataError, InputError

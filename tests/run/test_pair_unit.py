@@ -11,7 +11,7 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.privacy import fast
 from tfdpsq.run.common import direct
-from tfdpsq.run.frame.artefacts import Pairs
+from tfdpsq.run.common.kinds import Pairs
 from tfdpsq.run.stages import mine, train_retriever
 from tfdpsq.validation import InputError
 

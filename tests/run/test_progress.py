@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpsq import validation
 from tfdpsq.privacy import PrivacySpec, make_plan
-from tfdpsq.run.frame.progress import LOG_FILE, Progress, read_points
+from tfdpsq.run.common.progress import LOG_FILE, Progress, read_points
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def test_epsilon_so_far_is_never_less_than_what_is_spent(name):
 # middle of a line.
 _KILLED = """
 import os, pathlib, signal, sys
-from tfdpsq.run.frame.progress import Progress
+from tfdpsq.run.common.progress import Progress
 out = pathlib.Path(sys.argv[1])
 progress = Progress(out, 600, save_every=5)
 for step in range(1, 18):

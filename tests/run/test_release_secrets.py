@@ -21,7 +21,7 @@ from helpers.secret_search import Secret, find_secrets
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.randomness.noise import DRAWS
 from tfdpsq.privacy.randomness.secure import derived_seed
-from tfdpsq.run.frame.progress import LOG_FILE, read_points
+from tfdpsq.run.common.progress import LOG_FILE, read_points
 
 pytestmark = [pytest.mark.xdist_group("job"), pytest.mark.timeout(300)]
 

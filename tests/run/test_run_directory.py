@@ -13,9 +13,14 @@ from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.validation import DataError, InputError
 
 
+@dataclasses.dataclass(frozen=True)
+class _Settings(settings.Settings):
+    steps: int = settings.setting(3)
+
+
 def _context(place, steps=3, pairs="keyed:a"):
-    depends = {"stage": "t", "settings": {"steps": steps}, "inputs": {"pairs": pairs}}
-    return Context(None, Given(), place, Privacy.CERTIFIED, {}, depends)
+    own, inputs = _Settings(steps), {"pairs": pairs}
+    return Context(own, Given(), place, Privacy.CERTIFIED, inputs, "t")
 
 
 def _pay(directory, steps=1, data="data"):

@@ -12,8 +12,8 @@ import pathlib
 import numpy as np
 import pytest
 
+from tfdpsq.run.common.kinds import Corpus, Pairs
 from tfdpsq.run.frame import command, settings
-from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError
 

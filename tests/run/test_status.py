@@ -7,9 +7,9 @@ import pytest
 
 from tfdpsq.data import io
 from tfdpsq.privacy import Ledger
+from tfdpsq.run.common.progress import Progress
 from tfdpsq.run.frame import pipeline, records, runner
 from tfdpsq.run.frame.places import PRIVATE, Place
-from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.stages import status
 from tfdpsq.validation import InputError
 
@@ -59,11 +59,11 @@ def test_job_in_the_middle_says_what_is_done_and_left(work):
 
 
 def test_output_and_directory_of_outputs_have_a_state(work):
-    (one,) = pipeline.survey(work / "release" / "a")
+    (one,) = status.survey(work / "release" / "a")
     assert (one.name, one.state, one.stage) == ("a", "done", "squares")
     assert one.seconds == records.seconds(Place.of(work / "release" / "a"))
     (work / PRIVATE / pipeline.LIST_FILE).unlink()
-    found = {(one.name, one.state) for one in pipeline.survey(work)}
+    found = {(one.name, one.state) for one in status.survey(work)}
     assert found == {("a", "done"), ("b", "interrupted")}
 
 

@@ -12,8 +12,8 @@ from helpers import framed, neighbours, tiny
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run.common import hard_negatives, training
+from tfdpsq.run.common.kinds import ADAPTER_FILE
 from tfdpsq.run.frame import records, runner, settings
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.stages import embed, mine, train_adapter
 from tfdpsq.validation import DataError, InputError

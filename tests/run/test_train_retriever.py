@@ -13,9 +13,9 @@ from tfdpsq import retriever
 from tfdpsq.data import read_manifest
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate
+from tfdpsq.run.common.kinds import MODEL
+from tfdpsq.run.common.progress import Progress
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import MODEL
-from tfdpsq.run.frame.progress import Progress
 from tfdpsq.run.stages import train_retriever
 from tfdpsq.validation import DataError, InputError
 

@@ -11,7 +11,8 @@ import dataclasses
 import os
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.run.frame.artefacts import PYDOCS, open_beir
+from tfdpsq.run.common.kinds import open_beir
+from tfdpsq.run.frame.artefacts import PYDOCS
 
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 CQADUPSTACK = "cqadupstack"

@@ -21,8 +21,7 @@ from tfdpsq.generator import pretraining
 from tfdpsq.privacy import checkpoint, engines
 from tfdpsq.privacy import plan as plans
 from tfdpsq.retriever.pairs import encode_rows
-from tfdpsq.run.common import hard_negatives, training
-from tfdpsq.run.frame import corpus
+from tfdpsq.run.common import corpus, hard_negatives, training
 from tfdpsq.run.frame.places import open_private
 from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError

@@ -19,8 +19,9 @@ import numpy as np
 from tfdpsq import retriever
 from tfdpsq.data import Pair, Tokenizer
 from tfdpsq.evaluation import measures
+from tfdpsq.run.common.kinds import Corpus
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Artefact, Corpus
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import DataError, InputError

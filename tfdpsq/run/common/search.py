@@ -19,8 +19,8 @@ from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.index import ROWS, search_chunks
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.common.embeddings import Embeddings, unit_length
+from tfdpsq.run.common.kinds import ADAPTER_FILE, MODEL, System
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE, MODEL, System
 from tfdpsq.validation import InputError
 
 BM25, EMBEDDINGS = System.words

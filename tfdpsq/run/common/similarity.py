@@ -24,8 +24,8 @@ from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.beir import PairTable
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import MaskedMeanPooling
+from tfdpsq.run.common.kinds import Generator
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Generator
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq.data import io
-from tfdpsq.run.frame import places, progress, records, runner, runs, settings
+from tfdpsq.run.frame import places, records, runner, runs, settings
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
@@ -185,7 +185,7 @@ def _require_unchanged(stage: runner.Stage, s: Any, place: Place) -> None:
     own = settings.identity(s)
     found = records.read_stage(place.path)
     if found is not None:
-        records.finished(place.path, {**found["depends"], "settings": own})
+        records.finished(place, {**found["depends"], "settings": own})
     elif runs.steps_paid(place):
         record = io.read_json(place.run / runs.RUN_FILE, "Restore it from a backup")
         runs.require_same_run(place, {**record["depends"], "settings": own})
@@ -210,61 +210,3 @@ def write_list(
         path = places.open_private(workdir / places.PRIVATE) / LIST_FILE
         content = {"job": job.name, "settings": settings.to_json(s), "steps": steps}
         io.write_json(path, content)
-
-
-# -- The state of a workdir ------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """The state of one step.
-
-    Attributes:
-      name: of its output.
-      stage: name of its stage; "" if unknown.
-      state: "done", "running", "interrupted" or "left".
-      detail: process, progress or result, in words.
-      seconds: how long it took so far, all tries together.
-    """
-
-    name: str
-    stage: str
-    state: str
-    detail: str
-    seconds: float
-
-
-def survey(workdir: pathlib.Path) -> list[State]:
-    """Returns the state of every step of a job, or of every output in a workdir.
-
-    `workdir` may also be an output's own directory.
-    """
-    private = workdir / places.PRIVATE
-    if (private / LIST_FILE).is_file():
-        listed = io.read_json(private / LIST_FILE, "Start the job again")["steps"]
-        return [_state(workdir / one["place"], one["stage"]) for one in listed]
-    if records.read_stage(workdir) is not None:
-        return [_state(workdir)]
-    folders = (workdir, workdir / places.RELEASE, private)
-    found = [file.parent for each in folders for file in each.glob("*/stage.json")]
-    begun = {path.name for n in ("partial", "runs") for path in private.glob(f"{n}/*")}
-    begun -= {path.name for path in found}
-    return [_state(path) for path in (*found, *(private / n for n in sorted(begun)))]
-
-
-def _state(path: pathlib.Path, stage: str = "") -> State:
-    place = Place.of(path)
-    record, took = records.read_stage(place.path), records.seconds(place)
-    if record is not None:
-        line = record.get("line", "")
-        return State(place.name, record["stage"], "done", line, took)
-    process, paid = places.holder(place), runs.steps_paid(place)
-    shards = len(list(place.partial.glob("shards/*/[0-9]*.json")))
-    detail = [f"process {process}"] if process else []
-    detail += [f"{paid} steps paid"] if paid else []
-    detail += [f"{shards} shards"] if shards else []
-    points = progress.read_points(place.logs / progress.LOG_FILE)
-    detail += ["step {step} of {of}".format(**p) for p in points[-1:] if "step" in p]
-    begun = process or paid or place.partial.exists() or place.record.exists()
-    state = "running" if process else "interrupted" if begun else "left"
-    return State(place.name, stage, state, ", ".join(detail), took)

@@ -30,6 +30,7 @@ import enum
 import fcntl
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from tfdpsq import validation
@@ -130,11 +131,15 @@ def _private_of(place: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def owner_only() -> Iterator[None]:
-    """Makes files that are created inside readable by their owner alone."""
+def owner_only() -> Iterator[int]:
+    """Makes files that are created inside readable by their owner alone.
+
+    Yields:
+      The umask of before.
+    """
     before = os.umask(0o077)
     try:
-        yield
+        yield before
     finally:
         os.umask(before)
 
@@ -152,13 +157,31 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def finish(path: pathlib.Path, privacy: Privacy, umask: int) -> None:
-    """Sets the modes and times of a class on a directory; `umask` is the process's."""
+@contextlib.contextmanager
+def appearing(place: Place, privacy: Privacy, umask: int) -> Iterator[pathlib.Path]:
+    """Yields a directory to fill, which is an output's once the block has ended.
+
+    It is then renamed, with the modes and times of its class.
+    """
+    out = place.partial / "out"
+    shutil.rmtree(out, ignore_errors=True)  # of a try that was killed
+    with io.explained(open_private(out), "Finished shards and paid steps are kept."):
+        yield out
     outside = 0o077 if privacy == Privacy.PRIVATE else umask
-    for each in [*sorted(path.rglob("*"), reverse=True), path]:  # directories last
+    for each in [*sorted(out.rglob("*"), reverse=True), out]:  # directories last
         each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
         if privacy < Privacy.PRIVATE:
             os.utime(each, (_ACCESSED, _MODIFIED))
+        io.flush(each)
+    above = pathlib.Path(place.path).parent
+    if privacy == Privacy.PRIVATE:
+        open_private(above)
+    else:
+        os.umask(umask)  # as if the user had made the directory
+        above.mkdir(parents=True, exist_ok=True)
+        os.umask(0o077)
+    os.rename(out, place.path)  # also replaces an empty directory
+    io.flush(above)
 
 
 def settle(place: str) -> None:

@@ -95,17 +95,23 @@ def write_stage(
     return record
 
 
-def finished(place: str, depends: Mapping[str, Any]) -> dict[str, Any] | None:
+def finished(place: Place, depends: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the record of an output if it is finished, `None` if it is not there.
 
     Raises:
-      InputError: it was made with other settings or inputs.
+      InputError: it was made with other settings or inputs, or something else is there.
     """
-    found = read_stage(place)
+    path = pathlib.Path(place.path)
+    found = read_stage(path)
+    if found is None and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
+        raise validation.InputError(
+            f"{path} is a file, or not empty and without {STAGE_FILE}. Use another "
+            "--workdir."
+        )
     if found is None or found["fingerprint"] == digest(depends):
         return found
     raise validation.InputError(
-        f"{place} is finished, but was made with other settings or inputs "
+        f"{path} is finished, but was made with other settings or inputs "
         f"({differences(found['depends'], depends)}). Use another directory, or move "
         "this one away to make it again."
     )

@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 
 from absl import logging
 
-from tfdpsq.data import io
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import Artefact
@@ -90,8 +89,7 @@ class Context:
       place: where the output will be, and what is next to it.
       privacy: the output's class.
       inputs: fingerprints of the inputs.
-      depends: what the output depends on, as JSON: stage, settings, inputs.
-      provenance: what the manifest of a set says of its making; see `data.sets`.
+      stage: name of the stage.
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
@@ -104,13 +102,24 @@ class Context:
     place: Place
     privacy: Privacy
     inputs: Mapping[str, str]
-    depends: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stage: str = ""
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: Devices | None = None
     beam: tuple[str, ...] | None = None
     parts: Any = ()
+
+    @property
+    def depends(self) -> dict[str, Any]:
+        """What the output depends on, as JSON."""
+        own = settings.identity(self.settings)
+        return {"stage": self.stage, "settings": own, "inputs": dict(self.inputs)}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the manifest of a set says of its making; see `data.sets`."""
+        own = settings.to_json(self.settings)
+        return {"config": own, "inputs": dict(self.inputs)}
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the scope to make models in."""
@@ -316,34 +325,24 @@ def _executed(
     stage.check(s, given)
     privacy = stage.privacy(s, given)
     place.require(privacy, stage.name)
-    umask = os.umask(0o077)
-    os.umask(umask)
-    with places.locked(place), places.owner_only():
+    with places.locked(place), places.owner_only() as umask:
         inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
-        c = Context(s, given, place, privacy, inputs, devices=devices)
-        inputs = {**inputs, **stage.also(c)}
-        own = settings.identity(s)
-        depends = {"stage": stage.name, "settings": own, "inputs": inputs}
-        whole = {"config": settings.to_json(s), "inputs": inputs}
+        c = Context(s, given, place, privacy, inputs, stage.name)
         c = dataclasses.replace(
-            c, beam=beam, inputs=inputs, depends=depends, provenance=whole
+            c, inputs={**inputs, **stage.also(c)}, devices=devices, beam=beam
         )
-        record = records.finished(place.path, depends)
+        record = records.finished(place, c.depends)
         if record is not None:
             logging.info("%s: finished before, not made again", place.name)
         else:
-            path = pathlib.Path(place.path)
-            if path.is_file() or (path.is_dir() and any(path.iterdir())):
-                raise InputError(
-                    f"{place.path} is a file, or not empty and without "
-                    f"{records.STAGE_FILE}. Use another --workdir."
-                )
             strict = getattr(s, "strict", False)
             for what, where in stage.reads(s, given):
                 records.private_reads(place.private, strict).record(what, where)
             logging.info("%s: started", place.name)
             with records.timed(place) as counts:
-                record = _made(stage, c, umask, counts)
+                with places.appearing(place, privacy, umask) as out:
+                    c = dataclasses.replace(c, out=out, counts=counts)
+                    record = _made(stage, c)
             logging.info("%s: finished", place.name)
         _clean(place)
     if "diverged" in record["result"]:
@@ -354,47 +353,21 @@ def _executed(
     return record
 
 
-def _made(
-    stage: Stage, c: Context, umask: int, counts: dict[str, Any]
-) -> dict[str, Any]:
-    """Makes an output next to its shards, and renames it."""
-    out = c.place.partial / "out"
-    shutil.rmtree(out, ignore_errors=True)  # of a try that was killed
-    places.open_private(out)
-    c = dataclasses.replace(c, out=out, counts=counts)
-    with io.explained(out, "Finished shards and paid steps are kept."):
-        result = stage.run(c) or {}
-        if not (out / certificates.FILE_NAME).is_file():
-            records.write_certificate(out, stage.certificate(c.settings, c.given))
-        records.require_class(out, c.privacy, c.place.path)
-        record = records.write_stage(
-            out,
-            c.depends,
-            guarantee=c.privacy.word,
-            settings=c.provenance["config"],
-            facts=stage.facts(c.settings, c.given),
-            result=result,
-            line=stage.line(result),
-        )
-    _appear(out, c.place, c.privacy, umask)
-    return record
-
-
-def _appear(out: pathlib.Path, place: Place, privacy: Privacy, umask: int) -> None:
-    """Gives a finished output its modes, times and name."""
-    places.finish(out, privacy, umask)
-    for folder, _, names in os.walk(out):
-        for name in (*names, ""):
-            io.flush(os.path.join(folder, name))
-    above = pathlib.Path(place.path).parent
-    if privacy == Privacy.PRIVATE:
-        places.open_private(above)
-    else:
-        os.umask(umask)  # as if the user had made the directory
-        above.mkdir(parents=True, exist_ok=True)
-        os.umask(0o077)
-    os.rename(out, place.path)  # also replaces an empty directory
-    io.flush(above)
+def _made(stage: Stage, c: Context) -> dict[str, Any]:
+    """Fills an output; returns its record."""
+    result = stage.run(c) or {}
+    if not (c.out / certificates.FILE_NAME).is_file():
+        records.write_certificate(c.out, stage.certificate(c.settings, c.given))
+    records.require_class(c.out, c.privacy, c.place.path)
+    return records.write_stage(
+        c.out,
+        c.depends,
+        guarantee=c.privacy.word,
+        settings=settings.to_json(c.settings),
+        facts=stage.facts(c.settings, c.given),
+        result=result,
+        line=stage.line(result),
+    )
 
 
 def _clean(place: Place) -> None:

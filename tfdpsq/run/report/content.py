@@ -9,10 +9,11 @@ from typing import Any
 
 from tfdpsq.data import io, read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
-from tfdpsq.run.frame import artefacts, records
+from tfdpsq.run.common import kinds
+from tfdpsq.run.common.progress import LOG_FILE, read_points
+from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.pipeline import Planned
-from tfdpsq.run.frame.progress import LOG_FILE, read_points
 
 METRICS = ("ndcg@10", "recall@10")
 _REMEDY = "Move its directory away: it is made again."
@@ -126,7 +127,7 @@ def examples(
     if not most:
         return []
     # Sets may be large: only what can be shown is kept.
-    pairs = artefacts.open_beir(data).pairs(split)[: max(_CONSIDERED, 20 * most)]
+    pairs = kinds.open_beir(data).pairs(split)[: max(_CONSIDERED, 20 * most)]
     written: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for label, path in sets.items():
         for row in read_synthetic(path):

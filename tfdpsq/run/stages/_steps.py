@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq.data import tables
+from tfdpsq.run.common import corpus
 from tfdpsq.run.common.canary_set import DATA
-from tfdpsq.run.frame import corpus
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import StepOutput, Steps
 from tfdpsq.run.report.wording import row_part

@@ -29,8 +29,9 @@ from tfdpsq import evaluation
 from tfdpsq.data.io import write_json
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.audited import Subject, members_of
+from tfdpsq.run.common.kinds import Generator, Pairs, SyntheticSet
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import Artefact, Generator, Pairs, SyntheticSet
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting

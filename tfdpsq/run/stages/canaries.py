@@ -38,8 +38,8 @@ from tfdpsq.data.beir import BeirWriter, names_user
 from tfdpsq.data.texts import Document
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.canary_set import DATA, ID_PREFIX, Canary
+from tfdpsq.run.common.kinds import Pairs
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError

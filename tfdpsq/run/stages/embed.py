@@ -27,10 +27,10 @@ from tfdpsq import retriever
 from tfdpsq.data.sets import BEIR
 from tfdpsq.retriever.index import KINDS
 from tfdpsq.retriever.store import encoder_fingerprint
-from tfdpsq.run.common import exported
+from tfdpsq.run.common import corpus, exported
 from tfdpsq.run.common.embeddings import DOCUMENTS, QUERIES
-from tfdpsq.run.frame import corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import MODEL, Corpus, Pairs, Retriever
+from tfdpsq.run.common.kinds import MODEL, Corpus, Pairs, Retriever
+from tfdpsq.run.frame import runner, settings, shards
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 

@@ -23,13 +23,21 @@ from typing import Any
 from tfdpsq import retriever
 from tfdpsq.data import io
 from tfdpsq.retriever.index import EXACT, ROWS, search_chunks
-from tfdpsq.run.common import embeddings, fusion, scores, search, similarity
+from tfdpsq.run.common import (
+    corpus,
+    embeddings,
+    fusion,
+    kinds,
+    scores,
+    search,
+    similarity,
+)
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
 from tfdpsq.run.common.fusion import FusionSettings, RerankSettings
+from tfdpsq.run.common.kinds import Generator, Pairs, Retriever, SyntheticSet
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
 from tfdpsq.run.common.similarity import SimilaritySettings
-from tfdpsq.run.frame import artefacts, corpus, runner, settings, shards
-from tfdpsq.run.frame.artefacts import Generator, Pairs, Retriever, SyntheticSet
+from tfdpsq.run.frame import runner, settings, shards
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -66,17 +74,17 @@ class Evaluate(runner.ShardedStage):
             False, when=_OWN, help="leave out a document with the query's own id"
         )
         sets: dict = path(
-            artefacts.Benchmark, {}, help="public test sets by name, instead of data"
+            kinds.Benchmark, {}, help="public test sets by name, instead of data"
         )
-        systems: dict = path(artefacts.System, {BM25: BM25})
+        systems: dict = path(kinds.System, {BM25: BM25})
         indexes: dict = path(
-            artefacts.Embeddings,
+            kinds.Embeddings,
             {},
             when=_OWN,
             help="embeddings of the corpus for some systems, which embed no document",
         )
         query_embeddings: dict = path(
-            artefacts.Embeddings,
+            kinds.Embeddings,
             {},
             when=_OWN,
             help="those of the queries: the system is an adapter, or 'embeddings'",

@@ -29,8 +29,8 @@ from tfdpsq import words
 from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.run.common import data_card, search
+from tfdpsq.run.common.kinds import Corpus, SyntheticSet
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Corpus, SyntheticSet
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError, shown

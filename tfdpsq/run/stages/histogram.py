@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from tfdpsq import privacy
 from tfdpsq.privacy.plan import MOST_EPSILON
-from tfdpsq.run.common import documents, training
-from tfdpsq.run.frame import corpus, records, settings
+from tfdpsq.run.common import corpus, documents, training
+from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import setting
 from tfdpsq.validation import InputError

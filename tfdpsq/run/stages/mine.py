@@ -19,8 +19,8 @@ from typing import Any
 
 from tfdpsq import evaluation
 from tfdpsq.run.common import search
+from tfdpsq.run.common.kinds import Corpus, Pairs
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Corpus, Pairs
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError

@@ -21,9 +21,9 @@ import tqdm
 
 from tfdpsq import evaluation
 from tfdpsq.data.io import atomic_write, write_json
+from tfdpsq.run.common.kinds import Pairs
 from tfdpsq.run.common.text_corpus import Texts, read_texts
 from tfdpsq.run.frame import runner, settings, shards
-from tfdpsq.run.frame.artefacts import Pairs
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError

@@ -23,10 +23,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdpsq.privacy.plan import MOST_EPSILON
+from tfdpsq.run.common import kinds
 from tfdpsq.run.common.fusion import FusionSettings
 from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
-from tfdpsq.run.frame import artefacts, records, settings
+from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.places import PRIVATE, owner_only
@@ -172,7 +173,7 @@ def _check(s: Pipeline.Settings) -> None:
             )
     for name in ("init", "retriever_init"):
         path = getattr(s, name)
-        found = path and artefacts.Generator.open(path, name)
+        found = path and kinds.Generator.open(path, name)
         if found and found.privacy:
             raise InputError(
                 f"{name} is {path}, which was trained on private queries: rows that "

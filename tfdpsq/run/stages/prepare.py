@@ -21,8 +21,8 @@ from tfdpsq.data.pseudo_queries import WORDS
 from tfdpsq.data.sets import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.common import data_card
+from tfdpsq.run.common.kinds import Corpus
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Corpus
 from tfdpsq.run.frame.runner import Context, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError

@@ -14,8 +14,8 @@ from typing import Any
 
 from tfdpsq.generator import Reranker, T5QueryGenerator
 from tfdpsq.run.common import exported, fusion
+from tfdpsq.run.common.kinds import Generator
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import Generator
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path
 

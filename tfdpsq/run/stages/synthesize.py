@@ -21,9 +21,10 @@ import tqdm
 from tfdpsq.data import SyntheticQuery, decode_query, encode_query
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.samplers import LEAST_TEMPERATURE, sampler_of
-from tfdpsq.run.common import data_card, documents
-from tfdpsq.run.frame import corpus, records, runner, settings, shards
-from tfdpsq.run.frame.artefacts import Artefact, Corpus, Generator
+from tfdpsq.run.common import corpus, data_card, documents
+from tfdpsq.run.common.kinds import Corpus, Generator
+from tfdpsq.run.frame import records, runner, settings, shards
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError

@@ -30,9 +30,9 @@ import tensorflow as tf
 from tfdpsq import layers, privacy
 from tfdpsq.data import Pair
 from tfdpsq.privacy.training import digest_of_weights
-from tfdpsq.run.common import embeddings, hard_negatives, training
-from tfdpsq.run.frame import artefacts, corpus, records
-from tfdpsq.run.frame.artefacts import ADAPTER_FILE
+from tfdpsq.run.common import corpus, embeddings, hard_negatives, kinds, training
+from tfdpsq.run.common.kinds import ADAPTER_FILE
+from tfdpsq.run.frame import records
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -60,8 +60,8 @@ class TrainAdapter(training.Training):
         """Settings of `train_adapter`; `seed` is of the negatives drawn."""
 
         clip_norm: float = setting(1.0, gt=0, le=1e6)
-        documents: str = path(artefacts.Embeddings, help="of the whole corpus")
-        queries: str = path(artefacts.Embeddings)
+        documents: str = path(kinds.Embeddings, help="of the whole corpus")
+        queries: str = path(kinds.Embeddings)
         encoder_is_public: bool = setting(
             False,
             help="declares that no private query had a part in the weights of an "

@@ -24,8 +24,8 @@ from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import direct, hard_negatives, training
 from tfdpsq.run.common.direct import PLAIN
+from tfdpsq.run.common.kinds import MODEL
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import MODEL
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, setting
