@@ -297,20 +297,10 @@ def execute(
       LostWorker: another worker ended.
     """
     devices = devices or Devices()
-    if not devices.several_workers:
-        return _executed(stage, s, place, devices, beam)
-    with worker_errors():
-        finished = devices.chiefs(os.path.isfile(f"{place.path}/{records.STAGE_FILE}"))
-        if devices.chief:
-            record = _executed(stage, s, place, devices, beam)
-        elif finished:
+    with _own_place(place, devices) as own:
+        if own is None:
             return {"result": {}}
-        else:
-            with scratch(place, devices.worker) as own:
-                record = _executed(stage, s, own, devices, beam)
-        if not finished:
-            devices.chiefs(True)  # so that a failure of one is noticed by all
-    return record
+        return _executed(stage, s, own, devices, beam)
 
 
 def _executed(
@@ -320,7 +310,6 @@ def _executed(
     devices: Devices,
     beam: tuple[str, ...] | None,
 ) -> dict[str, Any]:
-    """Runs a stage in this process."""
     given = open_inputs(s)
     stage.check(s, given)
     privacy = stage.privacy(s, given)
@@ -379,6 +368,28 @@ def _clean(place: Place) -> None:
         shutil.rmtree(place.run / "backup", ignore_errors=True)
     shutil.rmtree(place.partial, ignore_errors=True)
     places.settle(place.path)
+
+
+@contextlib.contextmanager
+def _own_place(place: Place, devices: Devices) -> Iterator[Place | None]:
+    """Yields where this worker's output goes, or `None` where nothing is left to do.
+
+    At the end all workers meet, so that all notice a failure of one.
+    """
+    if not devices.several_workers:
+        yield place
+        return
+    with worker_errors():
+        finished = devices.chiefs(os.path.isfile(f"{place.path}/{records.STAGE_FILE}"))
+        if devices.chief:
+            yield place
+        elif finished:
+            yield None
+        else:
+            with scratch(place, devices.worker) as own:
+                yield own
+        if not finished:
+            devices.chiefs(True)
 
 
 @contextlib.contextmanager
