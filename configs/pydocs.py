@@ -20,11 +20,13 @@ import math
 import pathlib
 import runpy
 
+_QUICKSTART = runpy.run_path(str(pathlib.Path(__file__).with_name("quickstart.py")))
+fit = _QUICKSTART["fit"]  # sizes that follow the data
+
 
 def get_config():
     """Returns the settings of quickstart, with those that differ."""
-    quickstart = pathlib.Path(__file__).with_name("quickstart.py")
-    config = runpy.run_path(str(quickstart))["get_config"]()
+    config = _QUICKSTART["get_config"]()
 
     # Maps of the encoder's query embeddings, from the private pairs.
     config.adapter_epsilons = (math.inf, 16.0, 8.0, 3.0)

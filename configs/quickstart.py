@@ -12,8 +12,17 @@ alone and fused with BM25: original pairs .3897 and .4971, synthetic at ε = 8 .
 and .4880.
 
 Data: the embedded pydocs corpus (docstrings; summaries are the private queries).
-Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
-train the public T5 on its documents first.
+Another BEIR directory, or a log: add --config.data=PATH. `fit` then lowers the sizes to
+what the data allow, and has the public T5 read the documents first.
+
+ε at which the generator of n pairs has the noise of pydocs at ε = 3, the most with
+which a job gained here (tests/benchmarks/README.md, "Direct training"), and at ε = 8;
+by the accountant, at the sizes of `fit`:
+
+| n             | 300 | 1,000 | 2,000 | 3,000 | 5,000 | 10,000 | 18,475 | 100,000 |
+|---------------|-----|-------|-------|-------|-------|--------|--------|---------|
+| as pydocs, 3  | 346 | 35    | 17    | 12    | 7.8   | 4.5    | 3      | 1.1     |
+| as pydocs, 8  | 735 | 68    | 36    | 26    | 18    | 11     | 8      | 4.1     |
 
 The trained weights and the generator's rate were chosen on public stand-ins
 for the first T5 (the card of `t5_tiny_pydocs` has the points); the rest was set by hand
@@ -22,7 +31,15 @@ after trials on pydocs, whose private queries only play that part.
 
 import math
 
+from absl import logging
+
+from tfdpsq.privacy import accounting
 from tfdpsq.run.stages import pipeline
+from tfdpsq.validation import InputError
+
+LEAST = 128  # pairs and documents: two batches of a retriever
+# Noise of a mean gradient over the clip norm, σ / B, of pydocs at ε = 3.
+MOST_NOISE = 1.46e-3
 
 
 def get_config():
@@ -42,7 +59,7 @@ def get_config():
     for stage in (config.pretrain, config.finetune):
         stage.update(lengths)
 
-    # The shipped T5 was trained on pydocs' documents already.
+    # The shipped T5 was trained on pydocs' documents already; for others see `fit`.
     config.pretrain.steps = 0
     config.pretrain.learning_rate = 5e-3
 
@@ -79,3 +96,55 @@ def get_config():
     config.evaluate.fusion.weight = 0.4
     config.evaluate.similarity.samples = 2500  # as many as there are dev queries
     return config
+
+
+def fit(config, documents, pairs):
+    """Lowers the sizes to what the data allow; the command line's values stay.
+
+    Args:
+      config: what `get_config` returned.
+      documents: how many there are.
+      pairs: to train on, or users; their exact number only where it is public, else
+        the bound on it: settings that follow private numbers would tell of them.
+
+    Returns:
+      How long a step of each stage takes on two cores, {name: seconds}.
+
+    Raises:
+      InputError: there are too few.
+    """
+    for count, what in ((documents, "documents"), (pairs, "pairs to train on")):
+        if count < LEAST:
+            raise InputError(
+                f"data is {config.data}, with {count} {what}. Give at least {LEAST}."
+            )
+    # Noise falls with the batch, and by more than half of the pairs not much further.
+    for stage in (config.finetune, config.direct):
+        stage.batch_size = min(stage.batch_size, pairs // 2)
+    config.direct.negatives = min(config.direct.negatives, documents)
+    # As many queries as without, from fewer documents.
+    each = max(1, config.synthesize.max_documents // documents)
+    config.synthesize.samples_per_document = each
+    config.prepare.pseudo_queries_per_document = each
+    if config.data != "pydocs":
+        # Twice through the documents, which have two rows of 48 each.
+        config.pretrain.steps = min(500, documents // 11)
+        config.pretrain.held_out_one_in = max(2, min(50, documents // 20))
+    _warn_of_noise(config, pairs)
+    return {}
+
+
+def _warn_of_noise(config, pairs):
+    """Says if no job gained here by private pairs under as much noise."""
+    own, most = config.finetune, max(filter(math.isfinite, config.epsilons), default=0)
+    run = (MOST_NOISE * own.batch_size, own.batch_size / pairs, own.steps)
+    allowed = accounting.composed_epsilon((run,), own.delta or 0.5 / pairs, "pld")
+    if 0 < most < allowed:
+        logging.warning(
+            "%s pairs are few for epsilon %g: with as much noise no job gained by its "
+            "pairs here. From epsilon %.2g on (%s), or with more pairs, one may.",
+            f"{pairs:,}",
+            most,
+            allowed,
+            "tests/benchmarks/README.md",
+        )

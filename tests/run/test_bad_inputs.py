@@ -37,7 +37,14 @@ ROWS = [
     # Configs.
     ("finetune --config=@/none.py --workdir=@/out", "none.py"),
     ("mine --workdir=@/out --config=@/text.py", "no function get_config()"),
+    # What `fit` sets for these data gives way to the command line.
+    (
+        "pipeline --workdir=@ --config=@/fit.py --config.data=@/pairs "
+        "--config.finetune.n_bound=9 --config.finetune.steps=9",
+        "finetune.batch_size is -9",
+    ),
     # Flags and places.
+    ("finetun", "Did you mean finetune?"),
     ("mine", "--workdir"),
     ("mine --workdir=@/out --wrokdir=x", "workdir"),
     ("mine --workdir=@/out --config.pairs=@/pairs", "is not under private/"),
@@ -54,6 +61,11 @@ def base(tmp_path_factory):
     deep = '{"_id": "d0", "text": ' + "[" * 100_000 + "}\n"
     (base / "deep" / "corpus.jsonl").write_text(deep)
     (base / "text.py").write_text("STEPS = 3\n")
+    (base / "fit.py").write_text(
+        "from tfdpsq.run.stages.pipeline import STAGE\nget_config = STAGE.config\n"
+        "def fit(config, documents, pairs):\n"
+        "    config.finetune.update(steps=-1, batch_size=-pairs)\n"
+    )
     (base / "taken").mkdir()
     (base / "taken" / "thesis.txt").write_text("not ours")
     return base

@@ -31,12 +31,6 @@ def test_help_lists_every_command():
     assert files <= {line.split()[0] for line in shown.stdout.splitlines() if line}
 
 
-def test_wrong_command_is_one_line_and_status_2():
-    shown = _tfdpsq("finetun")
-    assert shown.returncode == 2
-    assert "finetune" in shown.stderr and "Traceback" not in shown.stderr
-
-
 @pytest.mark.parametrize("of_tensorflow", [False, True])
 def test_memory_that_runs_out_is_one_line_which_quotes_nothing(capsys, of_tensorflow):
     with pytest.raises(SystemExit) as ended, command.reported():

@@ -203,14 +203,9 @@ def test_a_job_checks_all_steps_on_promises(made, tmp_path):
         name, Settings = "twice", Shorter.Settings
 
         def steps(self, s, workdir):
-            steps = pipeline.Steps()
-            first = steps.add("first", STAGE, s, {})
-            again = {
-                "synthetic": pipeline.StepOutput(f"{first}/{SET}"),
-                "most_words": 2,
-            }
-            steps.add("second", STAGE, Shorter.Settings(), again)
-            return steps
+            again = Shorter.Settings(pipeline.StepOutput(f"first/{SET}"), most_words=2)
+            steps = {"first": s, "second": again}
+            return [pipeline.Step(name, STAGE, own) for name, own in steps.items()]
 
         def finish(self, s, planned, workdir):
             return status.survey(workdir)

@@ -70,15 +70,6 @@ def test_job_of_changed_pairs_is_refused(job, tmp_path):
         queries.write_text(before)
 
 
-def test_weights_that_saw_private_queries_are_no_start(job, tmp_path):
-    config = tiny.tiny_config(job.directory.parent / "pairs")
-    config.init = str(job.directory / "private" / "generator_inf")
-    config.pretrain = STAGE.config().pretrain
-    with pytest.raises(InputError, match="init is .* trained on private"):
-        _run(config, tmp_path / "work")
-    assert not list(tmp_path.rglob("stage.json"))
-
-
 def test_retrievers_are_validated_on_pairs_that_are_free(job):
     def hit_rates(name):
         events = (job.directory / "private" / "logs" / name).rglob("events.out.*")

@@ -126,7 +126,7 @@ def test_defaults_of_a_stage_are_sound_and_shown(name):
 
 @pytest.mark.parametrize("file", sorted(p.stem for p in ROOT.glob("configs/*.py")))
 def test_shipped_config_is_sound_and_has_nothing_without_effect(file):
-    config = command.load(str(ROOT / "configs" / f"{file}.py"))
+    config, _ = command.load(str(ROOT / "configs" / f"{file}.py"))
     spec = importlib.util.find_spec(f"tfdpsq.run.stages.{file}")
     names = [file] if spec else ["pipeline", "finetune", "reproduce", "pretrain"]
     failed = []
@@ -138,3 +138,26 @@ def test_shipped_config_is_sound_and_has_nothing_without_effect(file):
         except InputError as error:
             failed.append(str(error))
     assert len(failed) < len(names), failed
+
+
+@pytest.mark.parametrize(
+    ("data", "documents", "pairs", "sizes"),
+    [
+        ("pydocs", 22_726, 18_475, (512, 3072, 8192, 1, 0)),  # README's measurements
+        ("squadshifts", 5_664, 20_998, (512, 3072, 5664, 1, 500)),
+        ("cut", 300, 1_000, (500, 500, 300, 21, 27)),
+        ("log", 10**7, 10**6, (512, 3072, 8192, 1, 500)),
+    ],
+)
+def test_sizes_of_quickstart_follow_the_data(data, documents, pairs, sizes):
+    config, fit = command.load(str(ROOT / "configs" / "quickstart.py"))
+    config.data = data
+    before = config.to_dict()
+    with pytest.raises(InputError, match="data is .*, with 20 pairs to train on"):
+        fit(config, documents, 20)
+    assert set(fit(config, documents, pairs)) <= set(STAGES)
+    direct = config.direct
+    found = config.finetune.batch_size, direct.batch_size, direct.negatives
+    found += config.synthesize.samples_per_document, config.pretrain.steps
+    assert found == sizes
+    assert (config.to_dict() == before) == (data == "pydocs")

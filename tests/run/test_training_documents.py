@@ -1,7 +1,5 @@
 """Queries for the documents of the training pairs alone: declared, and recorded."""
 
-import shutil
-
 import pytest
 from helpers import framed, tiny
 
@@ -55,14 +53,6 @@ def test_set_is_of_the_training_pairs_documents_and_records_the_read(base, tmp_p
     # Other training documents are another input, so the set is not taken for theirs.
     inputs, others = stage["depends"]["inputs"], whole["depends"]["inputs"]
     assert "training_documents" in inputs.keys() - others.keys()
-    # Why a declaration is asked for: without a query its document is missing.
-    pairs = shutil.copytree(base / "pairs", tmp_path / "pairs")
-    lines = (pairs / "qrels" / "train.tsv").read_text().splitlines(True)
-    kept = [line for line in lines if not line.startswith("q3\t")]
-    (pairs / "qrels" / "train.tsv").write_text("".join(kept))
-    _run(base, tmp_path / "left", corpus=str(pairs), **_DECLARED)
-    left = {row.document_id for row in read_synthetic(tmp_path / "left" / SET)}
-    assert few.keys() - left == {"d3"} and left < few.keys()
 
 
 @pytest.mark.parametrize(

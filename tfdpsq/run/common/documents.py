@@ -87,16 +87,6 @@ class DocumentClusters:
         while some := list(itertools.islice(documents, _BATCH)):
             yield from zip(some, self.of([each.content for each in some]).tolist())
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the clusters to a `.npz` file."""
-        np.savez(path, **vars(self))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> DocumentClusters:
-        """Reads what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls(**file)
-
 
 def _counts(texts: Sequence[str]) -> Any:
     """Returns the counts of hashed words, [texts, words], sparse."""
@@ -133,7 +123,7 @@ class Histogram:
 
     def save(self, directory: pathlib.Path) -> None:
         """Writes it into a directory."""
-        self.clusters.save(directory / CLUSTERS_FILE)
+        np.savez(directory / CLUSTERS_FILE, **vars(self.clusters))
         content = {
             name: each for name, each in vars(self).items() if name != "clusters"
         }
@@ -144,8 +134,8 @@ class Histogram:
         """Reads what `save` wrote."""
         path = pathlib.Path(directory)
         found = read_json(path / HISTOGRAM_FILE, "Give what histogram wrote")
-        clusters = DocumentClusters.load(path / CLUSTERS_FILE)
-        return cls(clusters, **found)
+        with np.load(path / CLUSTERS_FILE, allow_pickle=False) as file:
+            return cls(DocumentClusters(**file), **found)
 
     def rates(self, queries: int, seed: int) -> Rates:
         """Returns how many queries each document gets, of `queries` in all.

@@ -238,9 +238,8 @@ class Units:
     n: int  # that may be published
 
 
-def units_of(c: Context) -> Units:
+def units_in(s: Any, pairs: Pairs) -> Units:
     """Returns the units of the pairs to train on, if their number is declared once."""
-    s, pairs = c.settings, c.given["pairs"]
     rows = pairs.load(s.split, s.unit)
     count, groups = rows.count, None
     if rows.table is None:
@@ -248,7 +247,6 @@ def units_of(c: Context) -> Units:
     if s.unit == "user":
         groups = privacy.Groups.of(pairs.beir().owners(rows.table, s.user_field))
         count = len(groups)
-    c.counts["units"] = count
     if s.n_is_public == bool(s.n_bound):
         raise InputError(
             f"n_is_public is {s.n_is_public} and n_bound {s.n_bound}. Set one of them: "
@@ -260,8 +258,15 @@ def units_of(c: Context) -> Units:
             f"n_bound is {s.n_bound}, but the data hold more units. Declare a larger "
             "bound."
         )
-    n = count if s.n_is_public else s.n_bound
-    return Units(rows, count, groups, True, n)
+    return Units(rows, count, groups, True, s.n_bound or count)
+
+
+def units_of(c: Context) -> Units:
+    """Returns the units of a stage's pairs, and records how many there are."""
+    units = units_in(c.settings, c.given["pairs"])
+    if units.private:
+        c.counts["units"] = units.count
+    return units
 
 
 def with_steps(s: Any, n: int) -> Any:

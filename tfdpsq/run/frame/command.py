@@ -111,12 +111,12 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
         listed = "\n".join(f"  --config.{line}" for line in lines)
         text = f"{about}\n\nFlags:\n\n{shown}\n\nSettings, with their defaults:\n\n"
         _end(0, f"{text}{listed}\n")
-    config, rest = _parse(own, made, [made.name, *words])
+    config, rest, fit = _parse(own, made, [made.name, *words])
     s = settings.from_config(made.Settings, config)
     place = places.Place.of(own["workdir"].value)
     with _devices(own) as devices:
         if isinstance(made, pipeline.Job):
-            said = pipeline.run(made, s, pathlib.Path(place.path), devices)
+            said = pipeline.run(made, s, pathlib.Path(place.path), devices, fit)
         else:
             beam = tuple(rest) if "beam" in own and own["beam"].value else None
             record = runner.execute(made, s, place, devices, beam)
@@ -140,15 +140,18 @@ def _define_flags(own: flags.FlagValues, made: Any) -> None:
         flags.DEFINE_boolean("beam", False, text, **define)
 
 
-def _parse(own: flags.FlagValues, made: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """Parses all flags; returns the config, and with --beam the words for Beam."""
+def _parse(
+    own: flags.FlagValues, made: Any, words: list[str]
+) -> tuple[Any, list[str], pipeline.Fit | None]:
+    """Parses all flags; returns config, words for Beam, and the config file's fit."""
     first = flags.FlagValues()
     first.set_gnu_getopt()
     flags.DEFINE_string("config", "", "", flag_values=first)
     by_beam = "beam" in own and any(re.match("--?beam(=true)?$", w) for w in words)
     words = first(words, known_only=True)
     file = first["config"].value
-    given = load(file) if file else settings.config_of(made.Settings)
+    found: Any = load(file) if file else (settings.config_of(made.Settings), None)
+    given, fit = found
     try:
         holder = config_flags.DEFINE_config_dict(
             "config", given, flag_values=own, sys_argv=words
@@ -163,11 +166,17 @@ def _parse(own: flags.FlagValues, made: Any, words: list[str]) -> tuple[Any, lis
         raise InputError(
             f"unexpected arguments: {' '.join(rest)}. Flags begin with --."
         )
-    return holder.value, rest
+
+    def fitted(*counts: int) -> tuple[settings.Settings, dict[str, float]]:
+        seconds = fit(holder.value, *counts)
+        holder.value.update_from_flattened_dict(own["config"].override_values)
+        return settings.from_config(made.Settings, holder.value), seconds
+
+    return holder.value, rest, fitted if fit else None
 
 
-def load(path: str) -> ml_collections.ConfigDict:
-    """Calls `get_config` of `FILE`, or of `FILE:ARGUMENT` with the argument.
+def load(path: str) -> tuple[ml_collections.ConfigDict, Any]:
+    """Returns the config of `FILE`, or `FILE:ARGUMENT`, and the file's `fit` or `None`.
 
     Raises:
       InputError: there is no such file or function.
@@ -178,10 +187,10 @@ def load(path: str) -> ml_collections.ConfigDict:
             f"--config is {path!r}, where there is no file. Give a Python file with "
             "get_config(), such as configs/finetune.py."
         )
-    get_config = runpy.run_path(file).get("get_config")
-    if get_config is None:
+    found = runpy.run_path(file)
+    if "get_config" not in found:
         raise InputError(f"{file} has no function get_config(). Define one.")
-    return get_config(*arguments)
+    return found["get_config"](*arguments), found.get("fit")
 
 
 @contextlib.contextmanager

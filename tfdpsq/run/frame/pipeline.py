@@ -14,8 +14,11 @@ import gc
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from absl import logging
 
 from tfdpsq.data import io
 from tfdpsq.run.frame import places, records, runner, runs, settings
@@ -24,6 +27,9 @@ from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.validation import InputError
 
 LIST_FILE = "pipeline.json"
+# From `Job.counts` to settings that fit, and how long a step of a stage takes, in
+# seconds by the stage's name: the `fit` of a config file.
+Fit = Callable[..., tuple[settings.Settings, Mapping[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,10 @@ class Job(runner.Command):
         """Returns the steps; refuses settings that do not fit each other."""
         raise NotImplementedError
 
+    def counts(self, s: Any, workdir: pathlib.Path) -> Sequence[int] | None:
+        """Returns the counts that sizes follow; `None` before the first step is run."""
+        raise NotImplementedError
+
     def start(self, s: Any, workdir: pathlib.Path) -> None:
         """Does what comes before the first step, once all are checked."""
 
@@ -76,16 +86,26 @@ def run(
     s: settings.Settings,
     workdir: pathlib.Path,
     devices: Any = None,
+    fit: Fit | None = None,
 ) -> Any:
     """Runs a job, or the rest of it; returns what its `finish` does.
+
+    With `fit`, sizes follow the data, and the expected end is logged.
 
     Raises:
       InputError: what any step refuses, before the first one runs where that shows
         from settings and inputs.
     """
-    place = Place.of(workdir / places.PRIVATE / job.name)
-    with places.locked(place):
+    logging.info("%s: reading the data", job.name)
+    seconds: Mapping[str, float] = {}
+    with places.locked(Place.of(workdir / places.PRIVATE / job.name)):
+        if fit is not None:
+            s, seconds = _fitted(job, s, workdir, devices, fit)
         planned = plan(job.steps(s, workdir), workdir)
+        left = [e for e in planned if records.read_stage(e.place.path) is None]
+        end = time.time() + sum(seconds.get(each.step.stage.name, 0) for each in left)
+        until = time.strftime(", until about %H:%M", time.localtime(end))
+        logging.info("%d steps left%s", len(left), until if seconds else "")
         write_list(job, s, planned, workdir)
         job.start(s, workdir)
         for each in planned:
@@ -101,29 +121,23 @@ def run(
         return job.finish(s, planned, workdir)
 
 
+def _fitted(
+    job: Job, s: settings.Settings, workdir: pathlib.Path, devices: Any, fit: Fit
+) -> tuple[settings.Settings, Mapping[str, float]]:
+    """Returns what `fit` does, once the data are there."""
+    while (counts := job.counts(s, workdir)) is None:
+        # All steps are checked before the first one imports a log.
+        first = plan(job.steps(s, workdir), workdir)[0]
+        runner.execute(first.step.stage, first.settings, first.place, devices)
+    fitted, seconds = fit(*counts)
+    changed = records.differences(settings.to_json(s), settings.to_json(fitted), 20)
+    said = "sizes of the config (there) that follow the data (now): %s"
+    logging.info(said, changed or "none differs")
+    return fitted, seconds
+
+
 class StepOutput(str):
     """Name of an earlier step as an input, and what is in its output: "prepare/set"."""
-
-
-class Steps(list):
-    """Steps of a job, added in the order in which they run."""
-
-    def add(
-        self,
-        name: str,
-        stage: runner.Stage,
-        own: Any,
-        given: Mapping[str, Any],
-        label: str = "",
-        **shows: Any,
-    ) -> StepOutput:
-        """Adds a step; returns its output, for `given` of later ones.
-
-        `given` are changes of the settings `own`; see `Step` for the rest.
-        """
-        own = dataclasses.replace(own, **given)
-        self.append(Step(name, stage, own, label, shows))
-        return StepOutput(name)
 
 
 def plan(steps: Sequence[Step], workdir: pathlib.Path) -> list[Planned]:

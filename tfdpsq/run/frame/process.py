@@ -45,6 +45,8 @@ class _Deferred(types.ModuleType):
     def __getattr__(self, attribute: str) -> Any:
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
+            if sys.stderr.isatty():  # somebody waits
+                sys.stderr.write(f"loading {self.__name__}\n")
         return getattr(importlib.import_module(self.__name__), attribute)
 
 

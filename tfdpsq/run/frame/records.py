@@ -117,9 +117,9 @@ def finished(place: Place, depends: Mapping[str, Any]) -> dict[str, Any] | None:
     )
 
 
-def differences(old: Any, new: Any) -> str:
-    """Returns up to five paths at which JSON values differ, each with both values."""
-    return "; ".join(list(_differences(old, new))[:5])
+def differences(old: Any, new: Any, most: int = 5) -> str:
+    """Returns `most` paths at which JSON values differ, each with both values."""
+    return "; ".join(list(_differences(old, new))[:most])
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

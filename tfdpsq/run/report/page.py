@@ -26,11 +26,11 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes what `content.gather` returns as one HTML file without any script."""
     rows, spent = report["rows"], report["spent"]
     beside = [row for row in rows if row["name"] in _BESIDE]
-    protected = [row for row in rows if row["private_data"] == "protected"]
+    protected = _protected(report)
     values = {
         **report,
         "beside": beside,
-        "best": max(protected, key=lambda row: row["ndcg@10"], default=None),
+        "best": protected[0] if protected else None,
         "chart": _chart([row for row in rows if row in beside or row in protected]),
         "spent": plots.lines(spent, "ε spent, by step", "ε") if spent else None,
         "losses": [
@@ -39,6 +39,12 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
         ],
     }
     write_file(path, render("report.html.j2", values))
+
+
+def _protected(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the rows with a finite ε, the best first."""
+    rows = [row for row in report["rows"] if row["private_data"] == "protected"]
+    return sorted(rows, key=lambda row: -row["ndcg@10"])
 
 
 def _chart(rows: list[Mapping[str, Any]]) -> plots.Plot:
@@ -69,11 +75,16 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
 
 
 def in_lines(report: Mapping[str, Any]) -> str:
-    """Returns ε and NDCG@10 of every row, for the terminal."""
+    """Returns ε and NDCG@10 of every row, then the best, for the terminal."""
     lines = [f"{'row':28} {'ε spent':>8}  NDCG@10"]
     for row in report["rows"]:
         spent = wording.epsilon_text(row["epsilon"])
         lines.append(f"{row['label']:28} {spent:>8}  {row['ndcg@10']:.4f}")
+    for row in _protected(report)[:1]:
+        lines += ["", f"Best within an ε: {row['label']}, NDCG@10 {row['ndcg@10']:.4f}"]
+        if over := row["difference_to_public_only"]:
+            found = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
+            lines[-1] += f", {found} by the private pairs"
     return "\n".join(lines)
 
 

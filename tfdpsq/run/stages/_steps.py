@@ -13,11 +13,11 @@ from tfdpsq.data import tables
 from tfdpsq.run.common import corpus
 from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import StepOutput, Steps
+from tfdpsq.run.frame.pipeline import Step, StepOutput
 from tfdpsq.run.report.wording import row_part
 from tfdpsq.validation import InputError
 
-PUBLIC = "public_only"
+PAIRS, PUBLIC = "pairs", "public_only"
 # The stage that each group of settings is for.
 STAGES = {
     group: importlib.import_module(f"tfdpsq.run.stages.{stage or group}").STAGE
@@ -44,7 +44,7 @@ def is_log(path: str) -> bool:
     return named or any(tables.format_of(file.name) for file in files)
 
 
-class JobSteps(Steps):
+class JobSteps(list):
     """Steps with settings of a job, from its pairs on; each name is added once."""
 
     def __init__(self, s: Any):
@@ -53,7 +53,7 @@ class JobSteps(Steps):
         self.s, self.seed, self.pairs, self.histogram = s, s.seed, s.data, ""
         if is_log(s.data):
             logs = dataclasses.replace(s.log.logs, train=s.data)
-            self.pairs = self.make("pairs", "log", {"logs": logs}, "Pairs")
+            self.pairs = self.make(PAIRS, "log", {"logs": logs}, "Pairs")
         splits = [s.finetune.split, s.retriever.split, s.direct.split, s.evaluate.split]
         splits += [s.evaluate.similarity_split, s.evaluate.similarity.training_split]
         given: dict[str, Any] = {"data": self.pairs, "vocabulary_size": 0}
@@ -73,8 +73,8 @@ class JobSteps(Steps):
         if not any(step.name == name for step in self):
             if group not in _UNSEEDED:
                 given = {"seed": self.seed, **given}
-            own = own or getattr(self.s, group)
-            self.add(name, STAGES[group], own, given, label, **shows)
+            own = dataclasses.replace(own or getattr(self.s, group), **given)
+            self.append(Step(name, STAGES[group], own, label, shows))
         return StepOutput(name)
 
     def model(self, name: str, init: str, label: str = "") -> str:

@@ -23,19 +23,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdpsq.privacy.plan import MOST_EPSILON
-from tfdpsq.run.common import kinds
+from tfdpsq.run.common import corpus, kinds, training
 from tfdpsq.run.common.fusion import FusionSettings
 from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
-from tfdpsq.run.frame.places import PRIVATE, owner_only
+from tfdpsq.run.frame.places import PRIVATE, RELEASE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, page
 from tfdpsq.run.report.wording import row_part, step_part
 from tfdpsq.run.stages import pretrain
-from tfdpsq.run.stages._steps import PUBLIC, STAGES, JobSteps, at, is_log
+from tfdpsq.run.stages._steps import PAIRS, PUBLIC, STAGES, JobSteps, at, is_log
 from tfdpsq.validation import InputError, shown
 
 RERANKED, ENCODER = "reranked", "encoder"
@@ -141,6 +141,17 @@ class Pipeline(Job):
         _check(s)
         return _Rows(s)
 
+    def counts(self, s: Settings, workdir: pathlib.Path) -> tuple[int, int] | None:
+        """Returns documents, and training pairs: exact if public, else their bound."""
+        data = s.data
+        if is_log(data):
+            data = str(workdir / PRIVATE / PAIRS)
+            if records.read_stage(data) is None:
+                return None
+        pairs: Any = kinds.Pairs.open(data, "data")
+        documents = corpus.scan(pairs.beir().corpus_file).count
+        return documents, training.units_in(s.finetune, pairs).n
+
     def start(self, s: Settings, workdir: pathlib.Path) -> None:
         """Records what the report will show, as certificates list it."""
         if s.examples:
@@ -151,19 +162,17 @@ class Pipeline(Job):
     def finish(
         self, s: Settings, planned: Sequence[Planned], workdir: pathlib.Path
     ) -> str:
-        """Writes the report; returns its table."""
+        """Writes the report; returns its table and three lines with the answer."""
         found = content.gather(s, planned)
         folder = workdir / PRIVATE
         page.write_results(folder / RESULTS_FILE, found)
         page.write_report(folder / REPORT_FILE, found)
-        return f"\n{page.in_lines(found)}\n\n{folder / REPORT_FILE}"
+        shared = f"To share, within the ε of certificates: {workdir / RELEASE}"
+        return f"\n{page.in_lines(found)}\n{shared}\nReport: {folder / REPORT_FILE}"
 
 
 def _check(s: Pipeline.Settings) -> None:
     """Refuses settings of the job that do not fit each other."""
-    for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
-        if len(set(map(step_part, getattr(s, name)))) < len(getattr(s, name)):
-            raise InputError(f"{name} is {getattr(s, name)}: two have one name.")
     for name in ("finetune", "retriever", "direct"):
         own = getattr(s, name)
         if not own.n_is_public and not own.n_bound:
@@ -171,21 +180,8 @@ def _check(s: Pipeline.Settings) -> None:
                 f"{name}.n_is_public is False and {name}.n_bound 0. Declare the number "
                 "of pairs to be public, or a bound."
             )
-    for name in ("init", "retriever_init"):
-        path = getattr(s, name)
-        found = path and kinds.Generator.open(path, name)
-        if found and found.privacy:
-            raise InputError(
-                f"{name} is {path}, which was trained on private queries: rows that "
-                "are called public would start from it. Give public weights."
-            )
     if s.log != type(s)().log and not is_log(s.data):
         raise InputError(f"log is set, but data is {shown(s.data)}, not a log.")
-    if s.adapter_epsilons and s.adapter.split == s.evaluate.split:
-        raise InputError(
-            f"adapter.split and evaluate.split are both {s.evaluate.split!r}: adapters "
-            "would be measured on what they were trained on. Name two splits."
-        )
 
 
 class _Rows(JobSteps):
