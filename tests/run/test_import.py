@@ -6,12 +6,14 @@ import json
 import re
 import shutil
 import stat
+import sys
+import types
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from helpers import tiny
-from helpers.import_logs import NAMES, ROWS, TRAIN_ALONE, dicts, run
+from helpers import framed, tiny
+from helpers.import_logs import NAMES, ROWS, STAGE, TRAIN_ALONE, dicts, run
 
 from tfdpsq.data import BeirDirectory, importing, texts
 from tfdpsq.run.frame.artefacts import MARK_FILE
@@ -78,7 +80,7 @@ def test_every_format_gives_the_same_pairs(kind, tmp_path):
     assert all(re.fullmatch("q[0-9a-f]{24,}", each) for each in users)
     # Of the owner alone, the database gone.
     assert {p.name for p in out.iterdir()} == {
-        *("corpus.jsonl", "queries.jsonl", "qrels", "stage.json")
+        *("corpus.jsonl", "queries.jsonl", "qrels", "stage.json", "dropped.tsv")
     }
     assert all(not stat.S_IMODE(p.stat().st_mode) & 0o077 for p in out.rglob("*"))
 
@@ -225,6 +227,112 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
         run(tmp_path / "private" / "out", log, **changes)
     assert "rash" not in str(error.value).lower()
     assert not (tmp_path / "private" / "out").exists()
+
+
+# -- Logs as people have them ------------------------------------------------------
+
+
+def _asked(out):
+    return sorted(pair.query for pair in BeirDirectory(out).all_pairs("train"))
+
+
+def test_a_key_may_be_missing_in_the_first_rows_and_in_whole_parts(tmp_path):
+    """Spark leaves out keys without a value, and writes parts without a row."""
+    folder, out = tmp_path / "log", tmp_path / "private" / "out"
+    folder.mkdir()
+    _write_lines(folder / "0.jsonl", [])
+    _write_lines(folder / "1.jsonl", [{"asked": "a", "clicked": "b"}] * 3)
+    _write_lines(folder / "2.jsonl", dicts())
+    result = run(out, folder, columns__user="who", **TRAIN_ALONE)
+    assert result["pairs"] == {"train": 4} and result["dropped"]["it has no user"] == 3
+    # All of what is left out, by its place.
+    lines = (out / importing.DROPPED_FILE).read_text().splitlines()
+    assert len(lines) == 5 and f"{folder}/1.jsonl\t1\tit has no user" in lines
+    with pytest.raises(InputError, match="log has no column 'whom'; it has 'asked'"):
+        run(tmp_path / "private" / "other", folder, columns__user="whom")
+
+
+def test_quotes_as_spark_escapes_them_are_an_option_that_the_error_names(tmp_path):
+    log, out = tmp_path / "log.csv", tmp_path / "private" / "out"
+    # What Spark writes: \\" for a quote, \\\\ before one; line breaks inside quotes.
+    cells = (r"6\" nails", "two\nlines, one query", r"C:\dir\new", r"a \"C:\\\" drive")
+    rows = "".join(f'"{cell}","found {n}"\n' for n, cell in enumerate(cells))
+    log.write_text(f"asked,clicked\n{rows}")
+    with pytest.raises(InputError, match=r"log.csv:2: .*set quotes to .*backslash"):
+        run(out, log, **TRAIN_ALONE)
+    run(out, log, quotes="backslash", **TRAIN_ALONE)
+    wanted = ['6" nails', r'a "C:\" drive', "two\nlines, one query", r"C:\dir\new"]
+    assert _asked(out) == sorted(wanted)
+    # Quotes in TSV are text, unless they are said to be quotes.
+    log = tmp_path / "log.tsv"
+    log.write_text('asked\tclicked\n"two\nlines"\tfound\n')
+    with pytest.raises(InputError, match=r"log.tsv:2: 1 columns.*set quotes to"):
+        run(tmp_path / "private" / "tabs", log, **TRAIN_ALONE)
+    run(tmp_path / "private" / "tabs", log, quotes="doubled", **TRAIN_ALONE)
+    assert _asked(tmp_path / "private" / "tabs") == ["two\nlines"]
+
+
+def test_flawed_tables_of_queries_and_documents_lose_rows_by_kind(tmp_path):
+    """Ids are integers, scores floats, documents come twice; judged ones are missing."""
+    out = tmp_path / "private" / "out"
+    queries = [{"id": 1, "text": "a"}, {"id": 2, "text": None}, {"id": 3, "text": "c"}]
+    texts = ["one", "one", "", "two", "two"]
+    documents = [{"id": n, "text": text} for n, text in enumerate([*texts, "x"])]
+    judged = [(1, 0), (1, 1), (1, 0), (2, 3), (3, 2), (3, 4), (4, 4)]
+    rows = [{"q": q, "d": d, "score": "1.0"} for q, d in judged]
+    changes = {
+        "columns": {"query": "", "query_id": "q", "document": "", "document_id": "d"},
+        "queries__path": str(_write_lines(tmp_path / "queries.jsonl", queries)),
+        "queries__query_id": "id",
+        "queries__query": "text",
+        "corpus__document_id": "id",
+        "corpus__document": "text",
+        "columns__score": "score",
+    }
+    corpus = _write_lines(tmp_path / "corpus.jsonl", documents + documents[-1:])
+    log = _write_lines(tmp_path / "log.jsonl", rows)
+    result = run(out, log, corpus__path=str(corpus), **changes, **TRAIN_ALONE)
+    assert result["dropped"] == {
+        "in the table of document: it has no text": 1,
+        "in the table of document: the same row was there before": 1,
+        "in the table of query: it has no text": 1,
+        "its document_id is not in the corpus": 1,
+        "its query_id is not in the table of queries": 2,
+        "the same pair was there before": 1,
+    }
+    assert result["rows"] == 7 and result["pairs"] == {"train": 3}
+    # The query "a" has two answers with one text.
+    assert result["equal_answers"] == 1
+    documents.append({"id": 5, "text": "another"})
+    corpus = _write_lines(tmp_path / "corpus.jsonl", documents)
+    with pytest.raises(InputError, match="jsonl:7: document '5' had another text"):
+        run(tmp_path / "private" / "b", log, corpus__path=str(corpus), **changes)
+
+
+def test_ir_datasets_without_a_text_are_read_by_their_default_text(
+    tmp_path, monkeypatch
+):
+    """As CORD-19 and TREC's topics."""
+    document = collections.namedtuple("Document", "doc_id title abstract")
+    document.default_text = lambda row: f"{row.title} {row.abstract}"
+    query = collections.namedtuple("Query", "query_id text")
+    qrel = collections.namedtuple("Qrel", "query_id doc_id relevance iteration")
+    parts = {
+        "docs": [document("d1", "Masks", "They help."), document("d2", "", "Rain.")],
+        "queries": [query("1", "do masks help")],
+        "qrels": [qrel("1", "d1", 2, "0")],
+    }
+    found = types.SimpleNamespace()
+    for kind, rows in parts.items():
+        setattr(found, f"has_{kind}", lambda: True)
+        setattr(found, f"{kind}_cls", lambda rows=rows: type(rows[0]))
+        setattr(found, f"{kind}_iter", lambda rows=rows: iter(rows))
+    module = types.SimpleNamespace(load=lambda name: found)
+    monkeypatch.setitem(sys.modules, "ir_datasets", module)
+    out = tmp_path / "private" / "out"
+    framed.run(STAGE, out, logs={"train": "ir_datasets:cord19"}, **TRAIN_ALONE)
+    (pair,) = BeirDirectory(out).all_pairs("train")
+    assert (pair.query, pair.document) == ("do masks help", "Masks They help.")
 
 
 # -- A person, query or document has one id, however it is spelled ---------------

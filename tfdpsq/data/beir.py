@@ -12,6 +12,7 @@ of Information Retrieval Models* (2021).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -23,15 +24,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from tfdpsq.data.io import atomic_directory, read_lines, read_objects
-from tfdpsq.data.texts import Document, Pair, id_of, text_problem
+from tfdpsq.data.texts import Document, Pair, id_of, text_problem, whole_as_text
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 _LAYOUT = "Give a BEIR directory: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 HEADER = "query-id\tcorpus-id\tscore"
-# Share of judgements of a published set that may be of documents it lacks.
-_MISSING = 0.01
 _SCHEMA = """
 create table judged (line integer, query text, document text, score integer,
                      primary key (query, document)) without rowid;
@@ -40,15 +40,11 @@ create table queries (id text primary key, text text) without rowid;
 create table documents (id text primary key, text text) without rowid;
 create table pairs (row integer primary key, query text, document text);
 """
-_KNOWN = """
-select line, query in (select id from queries), document in (select id from documents)
-from judged order by line
-"""
-_ROWS = """
+_KNOWN = "query in (select id from queries) and document in (select id from documents)"
+_ROWS = f"""
 insert into pairs (query, document) select query, document from
 (select *, row_number() over (partition by query order by score desc, document) as place
-from judged) where place <= ? and document in (select id from documents)
-order by query, document
+from judged where {_KNOWN}) where place <= ? order by query, document
 """
 _ALL = 2**62
 _JOINED = """
@@ -61,15 +57,13 @@ join queries as q on q.id = p.query join documents as d on d.id = p.document
 class Counts:
     """Counts of a checked BEIR directory: queries of all splits, pairs of each.
 
-    `empty_documents` have neither title nor text, and `unknown_judgements` are of
-    documents that are not there; see `BeirDirectory.as_published`.
+    `flaws` are kinds of lines that are left out, and of those that are doubtful.
     """
 
     documents: int
     queries: int
     pairs: Mapping[str, int]
-    empty_documents: int = 0
-    unknown_judgements: int = 0
+    flaws: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Judgement(NamedTuple):
@@ -94,7 +88,11 @@ def open_unnamed(schema: str) -> sqlite3.Connection:
 
 
 class PairTable(Sequence[Pair]):
-    """Pairs in the order of query and document ids, joined on disk by SQLite."""
+    """Pairs in the order of query and document ids, joined on disk by SQLite.
+
+    Attributes:
+      left_out: judgements of queries or documents that are not there.
+    """
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class PairTable(Sequence[Pair]):
         documents: Iterable[tuple[str, str]],
         best: bool,
     ):
-        """Joins judgements with texts; those of unknown documents make no row.
+        """Joins judgements with texts.
 
         Args:
           judgements: each (query, document) once.
@@ -125,6 +123,8 @@ class PairTable(Sequence[Pair]):
             )
         self._store.execute(_ROWS, (1 if best else _ALL,))
         (self._size,) = self._store.execute("select count(*) from pairs").fetchone()
+        count = f"select count(*) from judged where not ({_KNOWN})"
+        (self.left_out,) = self._store.execute(count).fetchone()
 
     def __len__(self) -> int:
         """Returns the number of pairs."""
@@ -146,31 +146,26 @@ class PairTable(Sequence[Pair]):
         """Streams (query id, document id) of each row."""
         return self._store.execute("select query, document from pairs order by row")
 
-    def known(self) -> Iterator[tuple[int, bool, bool]]:
-        """Streams (line, is the query known, is the document) of all judgements."""
-        return self._store.execute(_KNOWN)
-
 
 class BeirDirectory:
-    """A BEIR directory, read lazily; every query and judgement is kept.
+    """A BEIR directory, read lazily.
 
-    Each method raises DataError for the first bad line it meets: a malformed one, an
-    empty text, an id that is repeated or unknown. `validate` meets them all. Those
-    that return a dictionary hold it in memory; `pairs` is for logs of any size.
+    Each method raises DataError for the first bad line it meets: a malformed one, or a
+    repeated id. Published sets and logs also have documents and queries without text
+    and repeated judgements, which are passed over, and judgements of what is not there
+    (ArguAna, FiQA, TREC-COVID), which make no pair: `validate` counts them, or refuses
+    them. Methods that return a dictionary hold it in memory; `pairs` is for logs of any
+    size.
 
     Attributes:
       path: the directory, as a `Path`.
-      as_published: whether two flaws of sets that others publish are taken as they
-        are: documents without any text (FiQA, TREC-COVID), and up to one judgement
-        in a hundred of a document that is not there (ArguAna).
       corpus_file: the documents, perhaps compressed.
       queries_file: the queries of all splits, perhaps compressed.
     """
 
-    def __init__(self, path: str | os.PathLike, as_published: bool = False):
+    def __init__(self, path: str | os.PathLike):
         """Finds the files; raises DataError if corpus, queries or qrels are missing."""
         self.path = Path(path)
-        self.as_published = as_published
         if not self.path.is_dir():
             raise DataError(self.path, "no such directory", _LAYOUT)
         self.corpus_file = self._find("corpus.jsonl")
@@ -180,7 +175,7 @@ class BeirDirectory:
 
     def documents(self) -> Iterator[Document]:
         """Streams the corpus, in the order of the file."""
-        return read_documents(self.corpus_file, self.as_published)
+        return read_documents(self.corpus_file)
 
     def queries(self) -> dict[str, str]:
         """Returns id -> text of all queries, whatever their split."""
@@ -192,13 +187,11 @@ class BeirDirectory:
 
     def read_query_lines(self) -> Iterator[tuple[str, str, dict]]:
         """Streams (id, text, other fields) of all queries."""
-        for line, _, record in _records(self.queries_file):
+        for _, _, record in _records(self.queries_file):
             query_id, text = record.pop("_id"), record.pop("text")
-            if not text.strip():
-                problem, remedy = f"query {shown(query_id)} is empty", "Remove it"
-                raise DataError(self.queries_file, problem, remedy, line)
             others = {k: v for k, v in record.items() if v not in (None, "", {}, [])}
-            yield query_id, text, others
+            if text.strip():
+                yield query_id, text, others
 
     def users(self, split: str | None = None, field: str = "user_id") -> dict[str, str]:
         """Returns query id -> whose query it is, for user-level privacy.
@@ -232,6 +225,10 @@ class BeirDirectory:
 
         A line that is there twice comes once; contradicting ones are an error.
         """
+        return (row for row, repeated in self._judgements(split) if not repeated)
+
+    def _judgements(self, split: str) -> Iterator[tuple[Judgement, bool]]:
+        """Streams them all, and whether each one was there before."""
         path = self._qrels_file(split)
         if not path.is_file():
             raise DataError(path, "missing", f"Choose among {', '.join(self.splits())}")
@@ -249,9 +246,8 @@ class BeirDirectory:
             if seen.get(key, score) != score:
                 problem = "the same pair has another score on an earlier line"
                 raise DataError(path, problem, "Keep one of the lines", line)
-            if key not in seen:
-                seen[key] = score
-                yield Judgement(line, fields[0], fields[1], score)
+            yield Judgement(line, fields[0], fields[1], score), key in seen
+            seen[key] = score
 
     def qrels(self, split: str) -> dict[str, dict[str, int]]:
         """Returns query id -> document id -> score, scores of 0 and below included."""
@@ -280,8 +276,8 @@ class BeirDirectory:
         document: that of the highest score, then of the smallest id.
 
         Raises:
-          DataError: the split has no pair, a judgement names an unknown id, or a
-            line of any of the three files is malformed.
+          DataError: the split has no pair, or a line of any of the three files is
+            malformed.
         """
         return self._joined(split, best=True)
 
@@ -294,22 +290,54 @@ class BeirDirectory:
         """
         return self._joined(split, best=False)
 
-    def validate(self, splits: Sequence[str] = ("train", "test")) -> Counts:
-        """Checks all documents and queries, and the qrels of these splits."""
-        pairs = {split: sum(1 for _ in self.positives(split)) for split in splits}
-        queries = {query_id for query_id, _ in self.read_queries()}
-        documents, empty = set(), 0
-        for document in self.documents():
-            documents.add(document.id)
-            empty += not document.content
-        unknown = 0
+    def validate(
+        self, splits: Sequence[str] = ("train", "test"), strict: bool = False
+    ) -> Counts:
+        """Checks all documents and queries, and the qrels of these splits.
+
+        `strict` refuses the lines that are otherwise left out and counted.
+        """
+        flaws, pairs = collections.Counter[str](), dict.fromkeys(splits, 0)
+        queries: set[str] = set()
+        contents: dict[str, int] = {}
+
+        def flaw(kind: str, path: Path, line: int) -> None:
+            if strict:
+                raise DataError(path, kind, "Remove it, or leave strict out", line)
+            flaws[kind] += 1
+
+        for line, _, record in _records(self.queries_file):
+            queries.add(record["_id"])
+            if not record["text"].strip():
+                flaw("a query without text", self.queries_file, line)
+                queries.remove(record["_id"])
+        for line, _, document in _all_documents(self.corpus_file):
+            contents[document.id] = hash(document.content)
+            if not document.content:
+                flaw("a document without text", self.corpus_file, line)
+                del contents[document.id]
         for split in splits:
-            rows = (
-                (row.line, row.query_id in queries, row.document_id in documents)
-                for row in self.judgements(split)
-            )
-            unknown += self._unknown(split, rows)
-        return Counts(len(documents), len(queries), pairs, empty, unknown)
+            path, answers = self._qrels_file(split), set[int]()
+            for (line, query_id, document_id, score), repeated in self._judgements(
+                split
+            ):
+                if repeated:
+                    flaw("a judgement that is there twice", path, line)
+                elif query_id not in queries:
+                    flaw("a judgement of a query that is not there", path, line)
+                elif document_id not in contents:
+                    flaw("a judgement of a document that is not there", path, line)
+                elif score > 0:
+                    pairs[split] += 1
+                    answer = hash((query_id, contents[document_id]))
+                    flaws["a query's further answer with the same text"] += (
+                        answer in answers
+                    )
+                    answers.add(answer)
+            if not pairs[split]:
+                problem = "no pair is judged above 0 whose query and document are there"
+                raise DataError(path, problem, f"It is of another set? {_LAYOUT}")
+        return Counts(len(contents), len(queries), pairs, dict(+flaws))
 
     def fingerprint(self) -> str:
         """Returns a hash of documents, queries (with their fields) and judgements.
@@ -353,25 +381,15 @@ class BeirDirectory:
     def _joined(self, split: str, best: bool) -> PairTable:
         contents = ((document.id, document.content) for document in self.documents())
         table = PairTable(self.positives(split), self.read_queries(), contents, best)
-        self._unknown(split, table.known())
+        if table.left_out:
+            where = self._qrels_file(split)
+            logging.warning(
+                "%s: %d judgements are of no query or document that is "
+                "there, and are left out",
+                where,
+                table.left_out,
+            )
         return table
-
-    def _unknown(self, split: str, rows: Iterable[tuple[int, bool, bool]]) -> int:
-        """Counts judgements of unknown documents; `rows` are as `PairTable.known`."""
-        total = unknown = first = 0
-        remedy = "Add it there, or remove this judgement"
-        for line, query, document in rows:
-            total += 1
-            if not query:
-                problem = f"its query is not in {self.queries_file.name}"
-                raise DataError(self._qrels_file(split), problem, remedy, line)
-            if not document:
-                unknown += 1
-                first = first or line
-        if unknown > (_MISSING * total if self.as_published else 0):
-            problem = f"its document is not in {self.corpus_file.name}"
-            raise DataError(self._qrels_file(split), problem, remedy, first)
-        return unknown
 
 
 class BeirWriter(contextlib.ExitStack):
@@ -392,9 +410,9 @@ class BeirWriter(contextlib.ExitStack):
         }
         self._held: dict[str, set[int]] = {"document": set(), "query": set()}
 
-    def has_document(self, document_id: str) -> bool:
-        """Returns whether a document of this id was added."""
-        return hash(document_id) in self._held["document"]
+    def has(self, kind: str, key: str) -> bool:
+        """Returns whether a "query" or "document" of this id was added."""
+        return hash(key) in self._held[kind]
 
     def add_document(self, document: Document) -> None:
         """Adds a document; raises InputError if it is unsound, see `add_query`."""
@@ -414,8 +432,9 @@ class BeirWriter(contextlib.ExitStack):
         self, split: str, query_id: str, document_id: str, score: int
     ) -> None:
         """Adds a judgement; raises InputError if query or document were not added."""
+        query_id, document_id = whole_as_text(query_id), whole_as_text(document_id)
         for kind, key in (("query", query_id), ("document", document_id)):
-            if hash(key) not in self._held[kind]:
+            if not self.has(kind, key):
                 raise InputError(f"no {kind} {shown(key)} is there; add it first.")
         name = f"qrels/{split}.tsv"
         if name not in self._files:
@@ -424,6 +443,7 @@ class BeirWriter(contextlib.ExitStack):
         self._files[name].write(f"{query_id}\t{document_id}\t{score}\n")
 
     def _add(self, kind: str, key: str, content: dict[str, Any], text: str) -> None:
+        key = whole_as_text(key)
         line = json.dumps({"_id": key, **content}, ensure_ascii=False)
         problem = text_problem("its id", key, identifier=True)
         problem = problem or text_problem("it", line)
@@ -469,27 +489,26 @@ def write_beir(
     return BeirDirectory(path)
 
 
-def read_documents(
-    path: str | os.PathLike, may_be_empty: bool = False
-) -> Iterator[Document]:
-    """Streams the documents of a ``corpus.jsonl``.
+def read_documents(path: str | os.PathLike) -> Iterator[Document]:
+    """Streams the documents of a ``corpus.jsonl`` that have a title or a text.
 
     Raises:
       DataError: a line is malformed, an id repeated, or there is no document.
     """
-    return (document for _, _, document in locate_documents(path, may_be_empty))
+    return (document for _, _, document in locate_documents(path))
 
 
 def locate_documents(
-    path: str | os.PathLike, may_be_empty: bool = False, offset: int = 0, line: int = 0
+    path: str | os.PathLike, offset: int = 0, line: int = 0
 ) -> Iterator[tuple[int, int, Document]]:
     """Streams (line, its byte offset, document) from a place on: `io.text_lines`."""
-    for number, place, record in _records(path, offset, line):
-        document = Document(record["_id"], record["title"], record["text"])
-        if not document.content and not may_be_empty:
-            problem = f"document {shown(document.id)} is empty (no title, no text)"
-            raise DataError(path, problem, "Remove it, or give it a text", number)
-        yield number, place, document
+    empty = True
+    for found in _all_documents(path, offset, line):
+        if found[2].content:
+            empty = False
+            yield found
+    if empty:
+        raise DataError(path, "holds no document with a text", "Add at least one")
 
 
 def names_user(record: dict, field: str) -> bool:
@@ -507,6 +526,11 @@ def integer_score(value: Any) -> int | None:
     return int(found) if whole else None
 
 
+def _all_documents(*place: Any) -> Iterator[tuple[int, int, Document]]:
+    for line, offset, record in _records(*place):
+        yield line, offset, Document(record["_id"], record["title"], record["text"])
+
+
 def _records(
     path: str | os.PathLike, offset: int = 0, line: int = 0
 ) -> Iterator[tuple[int, int, dict]]:
@@ -516,7 +540,7 @@ def _records(
     """
     seen: set[str] = set()
     for number, place, record in read_objects(path, offset, line):
-        key = record.get("_id")
+        key = record["_id"] = whole_as_text(record.get("_id"))
         problem = text_problem("'_id'", key, identifier=True)
         for field in ("title", "text"):
             record[field] = "" if record.get(field) is None else record[field]

@@ -26,6 +26,8 @@ from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 USER_FIELD = "user_id"
+# What was left out, and where it stood; next to the pairs, and as private.
+DROPPED_FILE = "dropped.tsv"
 _DIGITS = 24
 _SCHEMA = """
 create table documents (id text primary key, title text, text text) without rowid;
@@ -33,6 +35,10 @@ create table texts (id text primary key, text text, user text) without rowid;
 create table queries (id text primary key, text text, user text) without rowid;
 create table judged (split text, query text, document text, score integer,
                      primary key (split, query, document)) without rowid;
+"""
+_EQUAL_ANSWERS = """
+select count(*) from (select 1 from judged join documents on id = document
+where score > 0 group by split, query, title, text having count(*) > 1)
 """
 Split = Callable[[str, str], str]  # of a row's query and user, "" for none
 
@@ -45,13 +51,15 @@ class _Dropped(Exception):
 class Report:
     """Counts of a log: rows read, what was written, and reasons for rows dropped.
 
-    `pairs` are by split; `first` has the first row dropped for a reason, as FILE:ROW.
+    `pairs` are by split; `first` has the first row dropped for a reason, as FILE:ROW;
+    `equal_answers` is how many queries are judged on several documents of one text.
     """
 
     rows: int = 0
     pairs: dict[str, int] = dataclasses.field(default_factory=dict)
     queries: int = 0
     documents: int = 0
+    equal_answers: int = 0
     dropped: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -97,16 +105,19 @@ def import_pairs(
       InputError: a table or column is missing, or no row is left.
       DataError: a file is malformed.
     """
-    report = Report()
-    log = _Log(split, queries, corpus)
-    for name, table in logs.items():
-        for file, number, row in table.rows():
-            report.rows += 1
-            try:
-                log.add(name, row, file, number)
-            except _Dropped as reason:
-                report.dropped[str(reason)] += 1
-                report.first.setdefault(str(reason), f"{file}:{number}")
+    report, log = Report(), _Log(split, queries, corpus)
+    parts = {"document": corpus, "query": queries, **logs}
+    with open(directory / DROPPED_FILE, "w", encoding="utf-8") as dropped:
+        for name, table in parts.items():
+            add = log.add if name in logs else log.add_referred
+            for path, number, row in table.rows() if table else ():
+                report.rows += name in logs
+                try:
+                    add(name, row, path, number)
+                except _Dropped as reason:
+                    report.dropped[str(reason)] += 1
+                    report.first.setdefault(str(reason), f"{path}:{number}")
+                    dropped.write(f"{path}\t{number}\t{reason}\n")
     log.write(directory, report)
     return report
 
@@ -117,16 +128,9 @@ class _Log:
     def __init__(
         self, split: Split | None, queries: Table | None, corpus: Table | None
     ):
-        """Reads the tables that rows refer to."""
+        """Opens the database; the tables that rows refer to are added first."""
         self.execute = open_unnamed(_SCHEMA).execute
         self._split, self._queries, self._corpus = split, queries, corpus
-        for what, table in (("document", corpus), ("query", queries)):
-            for path, number, row in table.rows() if table else ():
-                try:
-                    self._add_referred(row, what)
-                except _Dropped as reason:
-                    remedy = "Correct or remove the row"
-                    raise DataError(path, str(reason), remedy, number) from None
 
     def add(self, name: str, row: Mapping[str, Any], path: str, number: int) -> None:
         """Adds a row of the log of a split, or raises _Dropped."""
@@ -179,6 +183,7 @@ class _Log:
                 f"no row of {report.rows:,} is left: {reasons or 'there is none'}. "
                 "Check the names in columns."
             )
+        (report.equal_answers,) = self.execute(_EQUAL_ANSWERS).fetchone()
         with BeirWriter(directory) as writer:
             for row in self.execute("select * from documents order by id"):
                 writer.add_document(Document(*row))
@@ -194,8 +199,10 @@ class _Log:
             for row in self.execute("select * from judged order by 1, 2, 3"):
                 writer.add_judgement(*row)
 
-    def _add_referred(self, row: Mapping[str, Any], what: str) -> None:
-        """Adds a row of the table of queries or of documents."""
+    def add_referred(
+        self, what: str, row: Mapping[str, Any], path: str, number: int
+    ) -> None:
+        """Adds a row of the table of queries or of documents, or raises _Dropped."""
         query_id, document_id, user = _ids_of(row)
         if what == "query":
             table, key, text = "texts", query_id, row["query"]
@@ -204,14 +211,15 @@ class _Log:
             table, key = "documents", document_id
             values = (row.get("title", ""), row["document"])
             text = "".join(values)
-        problem = text_problem(f"{what}_id", key, identifier=True)
-        problem = problem or text_problem(what, text)
-        if not problem and what == "document" and not text.strip():
-            problem = f"document {shown(key)} has no text"
-        if not problem and not self._inserted(table, key, *values):
-            problem = f"{what} {shown(key)} is there twice"
-        if problem:
-            raise _Dropped(problem)
+        problem = text_problem(f"its {what}_id", key, identifier=True)
+        problem = problem or text_problem(f"its {what}", text)
+        if problem or not text.strip():
+            raise _Dropped(f"in the table of {what}: {problem or 'it has no text'}")
+        if not self._inserted(table, key, *values):
+            if self._one(f"select * from {table} where id = ?", key) != (key, *values):
+                problem = f"{what} {shown(key)} had another text or user before"
+                raise DataError(path, problem, "Keep one of the rows", number)
+            raise _Dropped(f"in the table of {what}: the same row was there before")
 
     def _document_of(
         self, row: Mapping[str, Any], document_id: str, path: str, number: int
@@ -233,8 +241,7 @@ class _Log:
         return Document(document_id, title, text)
 
     def _inserted(self, table: str, *values: Any) -> bool:
-        marks = ",".join("?" * len(values))
-        insert = f"insert or ignore into {table} values ({marks})"
+        insert = f"insert or ignore into {table} values ({','.join('?' * len(values))})"
         return bool(self.execute(insert, values).rowcount)
 
     def _one(self, question: str, *values: Any) -> Any:

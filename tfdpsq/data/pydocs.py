@@ -157,7 +157,7 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
     if path.is_file() and path.stat().st_size:
-        yield from read_documents(path, may_be_empty=True)
+        yield from read_documents(path)
 
 
 def docstrings_of(folder: str | os.PathLike) -> Iterator[Docstring]:

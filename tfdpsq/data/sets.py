@@ -212,7 +212,7 @@ def _write(
             if not row.query.strip():
                 empty += 1
                 continue
-            if not beir.has_document(row.document_id):
+            if not beir.has("document", row.document_id):
                 beir.add_document(Document(row.document_id, "", row.document))
                 documents += 1
             beir.add_query(row.query_id, row.query)

@@ -30,15 +30,16 @@ FORMATS = (".parquet", ".tsv", ".csv", ".jsonl", ".ndjson", ".json")
 _BATCH = 4096
 # Longer than any document; the default of 128 KiB is not.
 _FIELD = 1 << 30
-# A closing quote is followed by a comma: this is an escaped one, as Spark writes it.
-_SPARK = re.compile(r'\\"[^,"\r\n]')
+_BEFORE_QUOTE = re.compile(r'\\*"')
+# How values of text files that hold separators or line breaks are quoted.
+QUOTES = ("", "doubled", "backslash", "none")
 
 Row = tuple[str, int, list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table, and which of its columns hold what.
+    r"""A table, and which of its columns hold what.
 
     Attributes:
       path: path, pattern, `ir_datasets:NAME` or `tfds:NAME#SPLIT`.
@@ -46,12 +47,16 @@ class Table:
         CSV without a header their numbers, from "0".
       header: whether the first line of TSV and CSV files names the columns.
       part: what an `ir_datasets` name stands for: its judgements, queries or documents.
+      quotes: how text files quote: with "" inside a value ("doubled"), or \" as Spark
+        writes ("backslash"); or "none". "" is doubled for CSV and none for TSV, where
+        queries hold stray quotes.
     """
 
     path: str
     columns: Mapping[str, str]
     header: bool = True
     part: str = PAIRS
+    quotes: str = ""
 
     def rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Streams the rows.
@@ -82,19 +87,20 @@ class Table:
         if self.path.startswith(TFDS):
             yield from _of_tfds(self.path, columns)
             return
-        seen: set[str] = set()
+        seen = None
         for path in files_of(self.path):
             form = format_of(path)
             if form == ".parquet":
                 yield from _of_parquet(path, columns)
             elif form in (".tsv", ".csv"):
-                yield from _of_csv(path, columns, self.header)
+                yield from _of_csv(path, columns, self.header, self.quotes)
             else:
+                seen = seen or set[str]()
                 for line, _, record in io.read_objects(path):
                     seen.update(record)
                     yield path, line, [record.get(column) for column in columns]
-                # Any row may be the first to have a column.
-                _require(path, columns, seen)
+        if seen is not None:  # any row of any file may be the first to have a column
+            _require(self.path, columns, seen)
 
 
 def format_of(name: str) -> str | None:
@@ -134,8 +140,12 @@ def files_of(table: str, more: tuple[str, ...] = ()) -> list[str]:
 
 
 def ir_columns(table: str, part: str) -> tuple[str, ...]:
-    """Returns the columns of a part of an `ir_datasets` set."""
-    return getattr(_ir_datasets(table), f"{_KINDS[part]}_cls")()._fields
+    """Returns the columns of a part of an `ir_datasets` set.
+
+    "default_text" is what the set's authors join where there is no "text".
+    """
+    row = getattr(_ir_datasets(table), f"{_KINDS[part]}_cls")()
+    return (*row._fields, *(name for name in ("default_text",) if hasattr(row, name)))
 
 
 def tfds_split(table: str) -> tuple[Any, str]:
@@ -185,23 +195,30 @@ def _require(
         if column not in there:
             listed = ", ".join(map(shown, sorted(there)[:20])) if shows else "others"
             raise InputError(
-                f"{path} has no column {shown(column)}; it has {listed}. Without a "
-                "header, set header to False and name columns by number, from 0."
+                f"{path} has no column {shown(column)}; it has {listed or 'none'}. Set "
+                "columns to what is there; without a header, set header to False, and "
+                "name columns by number, from 0."
             )
 
 
-def _of_csv(path: str, columns: Sequence[str], header: bool) -> Iterator[Row]:
-    """Reads CSV with quotes, or TSV without: queries in TSV hold stray quotes."""
+def _of_csv(
+    path: str, columns: Sequence[str], header: bool, quotes: str
+) -> Iterator[Row]:
     tabs = format_of(path) == ".tsv"
+    quotes = quotes or ("none" if tabs else "doubled")
     csv.field_size_limit(_FIELD)
     lines = (text for _, _, text in io.text_lines(path))
-    if not tabs and any(_SPARK.search(text) for _, _, text in io.text_lines(path)):
-        lines = (text.replace('\\"', '""') for text in lines)
+    if quotes == "backslash":
+        lines = (_BEFORE_QUOTE.sub(_doubled, text) for text in lines)
     rows = csv.reader(
         lines,
         delimiter="\t" if tabs else ",",
-        quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
-        strict=not tabs,
+        quoting=csv.QUOTE_NONE if quotes == "none" else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    remedy = (
+        f"Quotes inside values are read as {quotes!r}: set quotes to another of "
+        f"{', '.join(QUOTES[1:])} (Spark writes backslash), or write JSONL or Parquet"
     )
     try:
         first = next(filter(None, rows), None)
@@ -215,14 +232,20 @@ def _of_csv(path: str, columns: Sequence[str], header: bool) -> Iterator[Row]:
                 raise DataError(
                     path,
                     f"{len(row)} columns, and the first line has {len(names)}",
-                    "Quote the separators inside texts, or write JSONL or Parquet",
+                    remedy,
                     rows.line_num,
                 )
             if row:
                 yield path, rows.line_num, [row[place] for place in places]
     except csv.Error as error:
         problem = f"malformed: {error}"
-        raise DataError(path, problem, "Correct the line", rows.line_num) from error
+        raise DataError(path, problem, remedy, rows.line_num) from error
+
+
+def _doubled(found: re.Match) -> str:
+    """Returns backslashes and a quote as they are where quotes are doubled."""
+    pairs, escaped = divmod(len(found[0]) - 1, 2)
+    return "\\" * pairs + '"' * (1 + escaped)
 
 
 def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
@@ -262,7 +285,8 @@ def _of_ir_datasets(table: str, columns: Sequence[str], part: str) -> Iterator[R
         )
     _require(table, columns, ir_columns(table, part))
     for number, row in enumerate(getattr(source, f"{kind}_iter")(), 1):
-        yield table, number, [getattr(row, column) for column in columns]
+        values = [getattr(row, column) for column in columns]
+        yield table, number, [v() if callable(v) else v for v in values]
 
 
 def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[Row]:

@@ -12,7 +12,6 @@ import os
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run.common.kinds import open_beir
-from tfdpsq.run.frame.artefacts import PYDOCS
 
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 CQADUPSTACK = "cqadupstack"
@@ -29,9 +28,6 @@ FORUMS = tuple(
 QUERIES_ARE_DOCUMENTS = ("arguana", "quora")
 # MS MARCO's test queries have no public judgements.
 SPLITS = {"msmarco": "dev"}
-# Documents without text (FiQA, TREC-COVID), judgements of documents missing from the
-# corpus (ArguAna, 5 of 1,406). Corrections would make numbers incomparable.
-FLAWED = ("arguana", "fiqa", "trec-covid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,18 +38,15 @@ class Part:
     path: str  # the BEIR directory, or "pydocs"
     split: str
     ignore_identical_ids: bool = False  # leave out a document with the query's own id
-    as_published: bool = False  # accept known flaws; see `BeirDirectory`
 
     def beir(self) -> BeirDirectory:
         """Opens the directory to read."""
-        if self.path == PYDOCS:
-            return open_beir(self.path)
-        return BeirDirectory(self.path, self.as_published)
+        return open_beir(self.path)
 
 
 def parts_of(name: str, path: str) -> list[Part]:
     """Returns the parts of a set, with the rules that go with BEIR's name of it."""
-    rules = (SPLITS.get(name, "test"), name in QUERIES_ARE_DOCUMENTS, name in FLAWED)
+    rules = (SPLITS.get(name, "test"), name in QUERIES_ARE_DOCUMENTS)
     if name != CQADUPSTACK:
         return [Part(name, path, *rules)]
     return [Part(f"{name}/{f}", os.path.join(path, f), *rules) for f in FORUMS]

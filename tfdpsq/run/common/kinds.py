@@ -259,6 +259,4 @@ def _pairs_fingerprint(path: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _of_pairs(path: str, *_: Any) -> str:
-    # Whoever reads them decides whether flaws of published sets are accepted.
-    found = open_beir(path) if path == PYDOCS else BeirDirectory(path, True)
-    return found.fingerprint()
+    return open_beir(path).fingerprint()

@@ -37,7 +37,7 @@ def measure(
     `queries` maps ids of judged queries to texts; `run_of` reads what a system found.
     """
     s, beir, more = c.settings, test.beir(), test.ignore_identical_ids
-    qrels = beir.qrels(test.split)
+    qrels = {q: rows for q, rows in beir.qrels(test.split).items() if q in queries}
     out = c.out / "runs" / test.name
     out.mkdir(parents=True)
     evaluation.write_trec_qrels((out if test.name else c.out) / QRELS_FILE, qrels)

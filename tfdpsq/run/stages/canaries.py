@@ -173,7 +173,7 @@ def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
 
 def _left_out(beir: BeirDirectory, s: Any, random: np.random.Generator) -> set[str]:
     """Draws the split's queries beyond `most_pairs`."""
-    rows = sorted({row.query_id for row in beir.positives(s.split)})
+    rows = [query for query, _ in beir.pairs(s.split).ids()]
     dropped = random.permutation(len(rows))[s.most_pairs or len(rows) :]
     return {rows[place] for place in dropped}
 
@@ -197,7 +197,7 @@ def _write(
             writer.add_query(query_id, text, fields)
     for split in beir.splits():
         for _, query_id, document_id, score in beir.judgements(split):
-            if query_id not in left:
+            if writer.has("query", query_id) and writer.has("document", document_id):
                 writer.add_judgement(split, query_id, document_id, score)
     for number, canary in enumerate(made):
         name = f"{ID_PREFIX}{number}"

@@ -197,7 +197,7 @@ class Evaluate(runner.ShardedStage):
             whole = tuple(
                 name
                 for name, path in s.systems.items()
-                if path == BM25 or name in s.indexes or test.as_published  # is small
+                if path == BM25 or name in s.indexes
             )
             by_shards = tuple(name for name in s.systems if name not in whole)
             if whole:

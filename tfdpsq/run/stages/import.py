@@ -3,11 +3,10 @@ r"""Import a query log: Parquet, TSV, CSV, JSONL, TFDS or ir_datasets to BEIR.
     tfdpsq import --workdir=WORKDIR/private/pairs --config.logs.train=log.parquet \
         --config.columns.user=user_id --config.log_documents_are_public=True
 
-Writes a BEIR directory, and logs which rows were dropped and why. Ids are texts or
-whole numbers: 7, 7.0 (as pandas writes it in a column with a missing value), "7.00" and
-"+7" are one id, "007" is another. Large numbers that lost digits, such as
-1.2345678901234568e+18, are dropped: write such ids as text. Where there is a column of
-users, rows without one are dropped.
+Writes a BEIR directory, and `dropped.tsv`, which rows are left out, and why. Ids are
+texts or whole numbers: 7, 7.0 (as pandas writes it next to a missing value), "7.00" and
+"+7" are one id, "007" is another. Rows with large numbers that lost digits, such as
+1.2345678901234568e+18, are dropped, and where there are users, rows without one.
 
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
@@ -100,6 +99,9 @@ class Import(Stage):
         header: bool = setting(
             True, help="whether text files name their columns; else they are 0, 1, ..."
         )
+        quotes: str = setting(
+            "", choices=tables.QUOTES, help="of text files; backslash is Spark's"
+        )
         log_documents_are_public: bool = setting(
             False, help="needed without corpus.path: they tell what people looked for"
         )
@@ -161,7 +163,7 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
                 f"{getattr(s.columns, key)!r} and {name}.path {part.path!r}. Set the "
                 f"first, or the others: rows have a {text}, or its id in a table."
             )
-        own = tables.Table(part.path, _named(part), s.header, name)
+        own = tables.Table(part.path, _named(part), s.header, name, s.quotes)
         found.append(own if part.path else None)
     queries, corpus = found
     if not corpus and not s.log_documents_are_public:
@@ -170,7 +172,7 @@ def _tables(s: Any) -> tuple[dict[str, tables.Table], Any, Any]:
             "public corpus. Give corpus.path, or set log_documents_are_public=True."
         )
     logs = {
-        name: tables.Table(log, columns, s.header)
+        name: tables.Table(log, columns, s.header, quotes=s.quotes)
         for name, log in vars(s.logs).items()
         if log
     }
@@ -189,12 +191,14 @@ def _with_parts(s: Any) -> Any:
     named = (s.columns, s.queries, s.corpus) != alone
     if named or not log.startswith(tables.IR_DATASETS):
         return s
-    title = "title" if "title" in tables.ir_columns(log, tables.CORPUS) else ""
+    asked, read = (tables.ir_columns(log, p) for p in (tables.QUERIES, tables.CORPUS))
+    title = "title" if {"title", "text"} <= {*read} else ""
+    query, text = ("text" if "text" in own else "default_text" for own in (asked, read))
     return dataclasses.replace(
         s,
         columns=Columns("", "query_id", "", "", "doc_id", "relevance"),
-        queries=Queries(log, "query_id", "text"),
-        corpus=Documents(log, "doc_id", "text", title),
+        queries=Queries(log, "query_id", query),
+        corpus=Documents(log, "doc_id", text, title),
     )
 
 

@@ -41,6 +41,7 @@ class Prepare(Stage):
 
         data: str = path(Corpus, "pydocs")
         splits: tuple[str, ...] = setting(("train", "test"), of=Rule())
+        strict: bool = setting(False, help="refuse data that are otherwise left out")
         vocabulary_size: int = setting(8192, ge=0, help="0 learns none")
         pseudo_queries_per_document: int = setting(1, ge=1)
         seed: int = setting(0, ge=0, le=settings.SEED)
@@ -48,8 +49,11 @@ class Prepare(Stage):
     def run(self, c: Context) -> dict[str, Any]:
         """Raises DataError at the first bad line; InputError if nothing can be cut."""
         s, beir = c.settings, c.given["data"].beir()
-        counts = beir.validate(s.splits)
+        counts = beir.validate(s.splits, s.strict)
         logging.info("%s: %s", s.data, counts)
+        for flaw, count in counts.flaws.items():
+            logging.warning("%s: %d times %s", s.data, count, flaw)
+        c.counts["flaws"] = dict(counts.flaws)
         # Nothing is learned before it is known that there will be pairs.
         if next(pseudo_pairs(beir.documents(), s.seed), None) is None:
             raise InputError(
