@@ -273,7 +273,7 @@ def test_quotes_as_spark_escapes_them_are_an_option_that_the_error_names(tmp_pat
 
 
 def test_flawed_tables_of_queries_and_documents_lose_rows_by_kind(tmp_path):
-    """Ids are integers, scores floats, documents come twice; judged ones are missing."""
+    """Ids are integers, scores floats, documents twice; judged ones are missing."""
     out = tmp_path / "private" / "out"
     queries = [{"id": 1, "text": "a"}, {"id": 2, "text": None}, {"id": 3, "text": "c"}]
     texts = ["one", "one", "", "two", "two"]
