@@ -27,12 +27,12 @@ from tfdpsq import words
         ("हिन्दी में खोज कैसे करें।", "हिन्दी में खोज कैसे करें"),
         ("বাংলা ভাষা", "বাংলা ভাষা"),
         ("தமிழ் மொழி", "தமிழ் மொழி"),
-        ("한국어 검색", "한국어 검색"),
         ("ქართული ენა", "ქართული ენა"),
         # Without spaces: pairs of characters, each with its marks.
         ("東京都に", "東京 京都 都に"),
         ("データ、ガ カ\u3099 ｶﾞ", "デー ータ ガ ガ ガ"),
         ("Python3で書く", "python3 で書 書く"),
+        ("한국어는 검색", "한국 국어 어는 검색"),
         ("ไทยดี", "ไท ทย ยดี"),
         ("ລາວ", "ລາ າວ"),
         ("ខ្មែរ", "ខ្មែ មែរ"),
@@ -79,7 +79,7 @@ def test_a_word_without_pairs_is_itself(text):
 def _unspaced(word):
     # Of two characters written without a space the name of the script says so.
     scripts = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
-    scripts += ("IDEOGRAPH", "RADICAL")
+    scripts += ("HANGUL", "IDEOGRAPH", "RADICAL")
     return any(unicodedata.name(c, "IDEOGRAPH").startswith(scripts) for c in word)
 
 

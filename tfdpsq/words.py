@@ -14,14 +14,15 @@ import tensorflow_text
 
 RULES = (
     "NFKC and case folding without invisible characters; runs of letters, numbers, "
-    "underscores and their combining marks; in scripts without spaces (Han, Hiragana, "
-    "Katakana, Thai, Lao, Khmer, Myanmar) pairs of adjacent characters"
+    "underscores and their combining marks; of Han, Hiragana, Katakana, Hangul, Thai, "
+    "Lao, Khmer and Myanmar pairs of adjacent characters"
 )
 
-# The prolonged sound mark is of no script.
-_UNSPACED = (
-    r"[\p{Han}\p{Hiragana}\p{Katakana}\x{30FC}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\pM*"
+# Words with nothing between them, or with endings (Hangul); "ー" is of no script.
+PAIRED = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 )
+_UNSPACED = rf"[{PAIRED}]\pM*"
 # A mark on a character that is not a letter goes with it.
 _BETWEEN = r"^\pM+|[^\pL\pN\pM_]+\pM*"
 _BATCH = 1024
@@ -62,11 +63,9 @@ def words_of(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def word_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a 63-bit hash of every word of N texts.
+    """Returns [W] int64, a 63-bit hash of every word of N texts, one after the other.
 
-    Returns:
-      [W] int64 hashes, one text after the other, and [N + 1] int64: text i has those
-      from the i-th to the next.
+    And [N + 1] int64: text i has the hashes from its i-th place to the next.
     """
     hashes, lengths = [np.empty(0, np.int64)], [np.zeros(1, np.int64)]
     for split in _batches(texts):

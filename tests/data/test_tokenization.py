@@ -128,6 +128,33 @@ def test_training_uses_all_of_long_documents(tmp_path):
     assert min(ids) > 258
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A vocabulary like T5's and mT5's: no bytes, and sentinels among its pieces."""
+    path = tmp_path_factory.mktemp("published") / "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(path),
+        vocab_size=48,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2},
+        user_defined_symbols=["<extra_id_1>", "▁<extra_id_0>"],
+    )
+    return Tokenizer(f"{path}.model")
+
+
+def test_characters_that_a_vocabulary_lacks_are_counted(published, tokenizer):
+    texts = ["The query", "Жук. Э", "ｇiven cafe\u0301"]
+    lacking, share = published.unknown(texts)
+    # é is one character, however it is written, and a wide g is a g.
+    assert lacking == dict.fromkeys("ЖукЭé", 1) and share == 5 / 25
+    assert tokenizer.unknown(texts) == ({}, 0.0)  # it falls back to bytes
+    assert published.unknown([]) == ({}, 0.0)
+
+
+def test_sentinels_are_known(published, tokenizer):
+    assert published.sentinels == (3, 4) and tokenizer.sentinels == ()
+
+
 def test_impossible_vocabularies_are_refused(tmp_path):
     for texts, size, message in (
         ([], 300, "does not fit"),

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdpsq.data import Document, Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import Greedy, Preprocessor, T5QueryGenerator, TopP
+from tfdpsq.generator.decoding import text_mask
 from tfdpsq.generator.generation import row_uniforms
 from tfdpsq.layers import T5Config, apply_lora
 from tfdpsq.validation import InputError
@@ -100,6 +101,18 @@ def test_batching_by_length_keeps_order_and_queries(model):
     assert all(tokens >= queries for queries, tokens in counts)
     shuffled = _written(model, documents[::-1], samples=1, batch_size=4)
     assert _by_key(shuffled) == _by_key(rows)
+
+
+def test_only_text_is_written(model, monkeypatch):
+    """No sentinel, unknown or id beyond the vocabulary, however probable it is."""
+    tokenizer = model.preprocessor.tokenizer
+    bad = {0, 2, *range(tokenizer.vocabulary_size, 320)}
+    monkeypatch.setattr(tokenizer, "sentinels", (280, 285))
+    mask = text_mask(320, tokenizer.vocabulary_size, tokenizer.sentinels)
+    assert {*np.flatnonzero(np.isinf(mask))} == bad | {280, 285}
+    ids, _ = model.preprocessor.documents(_texts(40))
+    drawn = {*np.ravel(model.generate(ids, TopP(1.0), samples=8))}
+    assert len(drawn) > 200 and not drawn & (bad - {0} | {280, 285})
 
 
 def test_seeds_and_samples_give_different_queries(model):

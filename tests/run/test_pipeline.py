@@ -167,7 +167,7 @@ def test_raw_log_becomes_pairs_and_a_generator_of_a_job(base, tmp_path):
     assert certificate["fingerprints"]["pairs"] == records.keyed_fingerprint(
         pairs.fingerprint(), work / "private"
     )
-    users = pairs.users("train")
+    users = pairs.users({*pairs.qrels("train")})
     assert certificate["guarantee"]["unit"] == "user"
     assert certificate["sampler"]["n"] == len(set(users.values())) < len(users)
     assert verify_certificate(certificate).problems == ()

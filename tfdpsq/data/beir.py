@@ -32,6 +32,7 @@ from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 _LAYOUT = "Give a BEIR directory: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 HEADER = "query-id\tcorpus-id\tscore"
+_SAME_ANSWER = "a query's further answer with the same text"
 _SCHEMA = """
 create table judged (line integer, query text, document text, score integer,
                      primary key (query, document)) without rowid;
@@ -101,14 +102,10 @@ class PairTable(Sequence[Pair]):
         documents: Iterable[tuple[str, str]],
         best: bool,
     ):
-        """Joins judgements with texts.
+        """Joins judgements, each once, with (id, text) of queries and of documents.
 
-        Args:
-          judgements: each (query, document) once.
-          queries: (id, text); those that are not judged are passed over.
-          documents: likewise.
-          best: whether a query keeps one document only: that of the highest score, then
-            of the smallest id.
+        With `best` a query keeps one document only: that of the highest score, then of
+        the smallest id.
         """
         self._store = open_unnamed(_SCHEMA)
         self._store.executemany("insert into judged values (?, ?, ?, ?)", judgements)
@@ -175,7 +172,7 @@ class BeirDirectory:
 
     def documents(self) -> Iterator[Document]:
         """Streams the corpus, in the order of the file."""
-        return read_documents(self.corpus_file)
+        return (document for *_, document in locate_documents(self.corpus_file))
 
     def queries(self) -> dict[str, str]:
         """Returns id -> text of all queries, whatever their split."""
@@ -193,25 +190,27 @@ class BeirDirectory:
             if text.strip():
                 yield query_id, text, others
 
-    def users(self, split: str | None = None, field: str = "user_id") -> dict[str, str]:
+    def users(
+        self, among: Container[str] | None = None, field: str = "user_id"
+    ) -> dict[str, str]:
         """Returns query id -> whose query it is, for user-level privacy.
 
-        Args:
-          split: look at the queries it judges above 0; `None` for all queries.
-          field: name of the user id, in a line's ``metadata`` or next to it.
-
-        Raises:
-          DataError: one of the queries has no user, or two; a malformed line.
+        `among` are ids of queries, all by default; `field` is the name of the user id,
+        in a line's ``metadata`` or next to it. Raises DataError if one of the queries
+        has no user, or two.
         """
-        among = {row.query_id for row in self.positives(split)} if split else None
-        return self._users(among, field)
+        return {
+            record["_id"]: _user_of(self.queries_file, line, record, field)
+            for line, _, record in _records(self.queries_file)
+            if among is None or record["_id"] in among
+        }
 
     def owners(self, pairs: PairTable, field: str = "user_id") -> np.ndarray:
         """Returns [pairs] int64, the place of each pair's user among all, sorted.
 
         `pairs` is from `pairs` or `all_pairs`; for the rest see `users`.
         """
-        users = self._users({query_id for query_id, _ in pairs.ids()}, field)
+        users = self.users({query_id for query_id, _ in pairs.ids()}, field)
         places = {user: n for n, user in enumerate(sorted(set(users.values())))}
         rows = (places[users[query_id]] for query_id, _ in pairs.ids())
         return np.fromiter(rows, np.int64, len(pairs))
@@ -273,11 +272,8 @@ class BeirDirectory:
         The unit of privacy is one query. Were a query in k pairs, clipping each
         pair's gradient would let it move the sum by k clip norms and the stated
         guarantee would be k times too good. So each query keeps exactly one
-        document: that of the highest score, then of the smallest id.
-
-        Raises:
-          DataError: the split has no pair, or a line of any of the three files is
-            malformed.
+        document: that of the highest score, then of the smallest id. Raises DataError
+        if the split has no pair.
         """
         return self._joined(split, best=True)
 
@@ -298,8 +294,7 @@ class BeirDirectory:
         `strict` refuses the lines that are otherwise left out and counted.
         """
         flaws, pairs = collections.Counter[str](), dict.fromkeys(splits, 0)
-        queries: set[str] = set()
-        contents: dict[str, int] = {}
+        queries, contents = set[str](), dict[str, int]()
 
         def flaw(kind: str, path: Path, line: int) -> None:
             if strict:
@@ -318,22 +313,18 @@ class BeirDirectory:
                 del contents[document.id]
         for split in splits:
             path, answers = self._qrels_file(split), set[int]()
-            for (line, query_id, document_id, score), repeated in self._judgements(
-                split
-            ):
+            for row, repeated in self._judgements(split):
                 if repeated:
-                    flaw("a judgement that is there twice", path, line)
-                elif query_id not in queries:
-                    flaw("a judgement of a query that is not there", path, line)
-                elif document_id not in contents:
-                    flaw("a judgement of a document that is not there", path, line)
-                elif score > 0:
-                    pairs[split] += 1
-                    answer = hash((query_id, contents[document_id]))
-                    flaws["a query's further answer with the same text"] += (
-                        answer in answers
-                    )
+                    flaw("a judgement that is there twice", path, row.line)
+                elif row.query_id not in queries:
+                    flaw("a judgement of a query that is not there", path, row.line)
+                elif row.document_id not in contents:
+                    flaw("a judgement of a document that is not there", path, row.line)
+                elif row.score > 0:
+                    answer = hash((row.query_id, contents[row.document_id]))
+                    flaws[_SAME_ANSWER] += answer in answers
                     answers.add(answer)
+                    pairs[split] += 1
             if not pairs[split]:
                 problem = "no pair is judged above 0 whose query and document are there"
                 raise DataError(path, problem, f"It is of another set? {_LAYOUT}")
@@ -362,13 +353,6 @@ class BeirDirectory:
                 add("qrel", split, row.query_id, row.document_id, row.score)
         return f"{total % (1 << 256):064x}"
 
-    def _users(self, among: Container[str] | None, field: str) -> dict[str, str]:
-        return {
-            record["_id"]: _user_of(self.queries_file, line, record, field)
-            for line, _, record in _records(self.queries_file)
-            if among is None or record["_id"] in among
-        }
-
     def _find(self, name: str) -> Path:
         for path in (self.path / name, self.path / f"{name}.gz"):
             if path.is_file():
@@ -382,13 +366,8 @@ class BeirDirectory:
         contents = ((document.id, document.content) for document in self.documents())
         table = PairTable(self.positives(split), self.read_queries(), contents, best)
         if table.left_out:
-            where = self._qrels_file(split)
-            logging.warning(
-                "%s: %d judgements are of no query or document that is "
-                "there, and are left out",
-                where,
-                table.left_out,
-            )
+            said = "%s: left out %d judgements of what is not there"
+            logging.warning(said, self._qrels_file(split), table.left_out)
         return table
 
 
@@ -467,16 +446,11 @@ def write_beir(
     queries: Iterable[tuple[str, str]],
     qrels: Mapping[str, Iterable[tuple[str, str, int]]],
 ) -> BeirDirectory:
-    """Writes a BEIR directory, all of it or nothing.
+    """Writes a BEIR directory, new or empty, all of it or nothing.
 
-    Args:
-      path: the directory to make; it must not exist, or be empty.
-      documents: the corpus, streamed.
-      queries: (id, text) of the queries of all splits, streamed.
-      qrels: split -> (query id, document id, score), streamed.
-
-    Raises:
-      InputError: a text is empty, an id repeated, or unknown in a judgement.
+    Documents, (id, text) of the queries of all splits, and (query id, document id,
+    score) of each split are streamed. Raises InputError if a text is empty, an id
+    repeated, or unknown in a judgement.
     """
     with atomic_directory(path) as partial, BeirWriter(partial) as writer:
         for document in documents:
@@ -489,19 +463,14 @@ def write_beir(
     return BeirDirectory(path)
 
 
-def read_documents(path: str | os.PathLike) -> Iterator[Document]:
-    """Streams the documents of a ``corpus.jsonl`` that have a title or a text.
-
-    Raises:
-      DataError: a line is malformed, an id repeated, or there is no document.
-    """
-    return (document for _, _, document in locate_documents(path))
-
-
 def locate_documents(
     path: str | os.PathLike, offset: int = 0, line: int = 0
 ) -> Iterator[tuple[int, int, Document]]:
-    """Streams (line, its byte offset, document) from a place on: `io.text_lines`."""
+    """Streams (line, byte offset, document) of a ``corpus.jsonl``: `io.text_lines`.
+
+    Documents have a title or a text. Raises DataError if none does, for a malformed
+    line, or an id that is repeated.
+    """
     empty = True
     for found in _all_documents(path, offset, line):
         if found[2].content:

@@ -13,9 +13,12 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+import regex
 
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.words import words_of
+from tfdpsq.words import PAIRED, words_of
 
 # A line that starts something new rather than going on with a sentence: code,
 # lists, rules, doctest prompts, directives, "name: text" and "name (type): text".
@@ -24,20 +27,33 @@ _CODE = re.compile(
     r"import [\w.]+\s*$|from [\w.]+ import )"
 )
 _BULLET = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)]|\[\d+\])\s+")
-# NumPy's "name : type", alone on its line.
-_TYPED = re.compile(r"\s*[`*]{0,2}\w[\w.,* ]*[`*]{0,2} : ")
+# NumPy's "name, name : type", alone on its line; " : " is also French.
+_TYPED = re.compile(r"\s*[`*]{0,2}\w[\w.*]*(?:, ?[\w.*]+)*[`*]{0,2} : ")
 _ENTRY = re.compile(r"\s*[`*]{0,2}\w[\w.*]*[`*]{0,2}(?:\s*\([^)]*\))?\s?:\s+")
 _HEADER = re.compile(r"\s*\w[\w ]{0,30}:\s*$")
-# Outside ASCII `re` does not know capitals.
-_SENTENCE = re.compile(
-    r"\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?(?:[A-Z0-9`]|[^\x00-\x7f]))"
-    "|[\u0964\u3002\uff01\uff1f\u061f]|\\Z)",
-    re.DOTALL,
+# Unicode's ends of sentences and clauses (UAX #29); those of ASCII are also in names.
+_TERM, _COMMA = r"[\p{SB=STerm}--[!?]]", r"[\p{SB=SContinue}؛--\p{Pd}]"
+_SENTENCE = regex.compile(
+    r"(?s)\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?(?:[A-Z0-9`]|(?!\p{Ll})[^\x00-\x7f]))"
+    rf"|{_TERM}[\p{{Pe}}\p{{Pf}}]*|\Z)",
+    regex.V1,
 )
-_CLAUSE = re.compile(r"[^,;:]*[^,;:\s][^,;:]*")
-_JOINT = re.compile("['\u2019-]")
-_TRAILING = ".,;:!?\"')]\u0964\u3002\uff01\uff1f\u061f"
-_EDGE = " \t\n.,;:"
+# Where nothing parts words, spaces part clauses.
+_SPACED = r"[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+_CLAUSE = regex.compile(
+    rf"(?s)(?!\s|{_COMMA}).+?(?={_COMMA}|(?<={_SPACED})\s+(?={_SPACED})|\Z)", regex.V1
+)
+# Returns a text in pieces that end with a line or a sentence.
+pieces_of = regex.compile(rf"(?s).*?(?:\n|[.!?]\s+|{_TERM}\s*|$)", regex.V1).findall
+# Returns words between white space and marks outside ASCII; where nothing parts words,
+# characters.
+parts_of = regex.compile(
+    rf"[{PAIRED}]\p{{M}}*|[^\s{PAIRED}[\p{{P}}--\p{{ASCII}}]]+", regex.V1
+).findall
+_PAIR = regex.compile(rf"(?:[{PAIRED}]\p{{M}}*){{2}}")
+_JOINT = re.compile("['-]")
+_TRAILING = ".,;:!?\"')]"
+_EDGES = regex.compile(rf"^[\s.{_COMMA[1:]}+|[\s.。।۔{_COMMA[1:]}+$", regex.V1)
 # Of a query, and of a document that a sentence was taken out of.
 WORDS = range(3, 26)
 _LEAST_LEFT = 15
@@ -71,8 +87,8 @@ def pseudo_pairs(
                 halves = document.text[:start].rstrip(), document.text[end:].lstrip()
                 rest = " ".join(halves).strip()
                 cut.append((document, document.text[start:end], rest))
-        for (document, sentence, rest), words in zip(cut, words_of(c[2] for c in cut)):
-            left = rest if len(words) >= _LEAST_LEFT else document.text.strip()
+        for (document, sentence, rest), size in zip(cut, _sizes(c[2] for c in cut)):
+            left = rest if size >= _LEAST_LEFT else document.text.strip()
             content = Document(document.id, document.title, left).content
             yield Pair(f"pseudo-{count}", _clean(sentence), document.id, content)
             count += 1
@@ -83,12 +99,12 @@ def _candidates(texts: list[str]) -> list[list[tuple[int, int]]]:
 
     Of equal sentences, the first counts.
     """
-    kinds: list[list[Iterable[re.Match]]] = []
+    kinds: list[list[Iterable[Any]]] = []
     for text in texts:
-        sentences: tuple[list[re.Match], list[re.Match]] = ([], [])
+        sentences: tuple[list[Any], list[Any]] = ([], [])
         for start, end, listed in _units(text):
             sentences[listed].extend(_SENTENCE.finditer(text, start, end))
-        merged = sorted(itertools.chain(*sentences), key=re.Match.start)
+        merged = sorted(itertools.chain(*sentences), key=lambda match: match.start())
         parts = (_CLAUSE.finditer(match.string, *match.span()) for match in merged)
         kinds.append([*sentences, itertools.chain.from_iterable(parts)])
     spans: list[list[tuple[int, int]]] = [[] for _ in texts]
@@ -130,20 +146,26 @@ def _units(text: str) -> Iterator[tuple[int, int, bool]]:
         yield start, end, listed
 
 
-def _usable(texts: list[Iterable[re.Match]]) -> list[list[tuple[int, int]]]:
+def _usable(texts: list[Iterable[Any]]) -> list[list[tuple[int, int]]]:
     spans: list[dict[str, tuple[int, int]]] = [{} for _ in texts]
     for found, matches in zip(spans, texts):
         for match in matches:
             found.setdefault(_clean(match.group()), match.span())
-    words = words_of(sentence for found in spans for sentence in found)
+    sizes = _sizes(sentence for found in spans for sentence in found)
     return [
         [
             span
             for sentence, span in found.items()
-            if len(next(words)) in WORDS and _is_prose(sentence.split())
+            if WORDS[0] <= next(sizes) <= WORDS[-1] and _is_prose(parts_of(sentence))
         ]
         for found in spans
     ]
+
+
+def _sizes(texts: Iterable[str]) -> Iterator[float]:
+    """Yields the number of words of each text; a pair of characters is half a word."""
+    for words in words_of(texts):
+        yield sum(0.5 if _PAIR.match(w) and not w.isascii() else 1 for w in words)
 
 
 def _is_prose(parts: list[str]) -> bool:
@@ -161,8 +183,8 @@ def _is_plain(word: str) -> bool:
 def _is_letter(character: str) -> bool:
     if character.isalnum():
         return not character.isdecimal()
-    return unicodedata.category(character).startswith("M")
+    return unicodedata.category(character).startswith(("M", "Cf"))  # Cf joins letters
 
 
 def _clean(sentence: str) -> str:
-    return " ".join(sentence.split()).strip(_EDGE)
+    return _EDGES.sub("", " ".join(sentence.split()))

@@ -26,7 +26,7 @@ from pathlib import Path
 from absl import logging
 from tqdm import tqdm
 
-from tfdpsq.data.beir import BeirDirectory, BeirWriter, read_documents
+from tfdpsq.data.beir import BeirDirectory, BeirWriter, locate_documents
 from tfdpsq.data.io import atomic_directory, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError, one_of
@@ -75,15 +75,10 @@ _OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclasses.dataclass(frozen=True)
 class Docstring:
-    """A docstring split at its first blank line.
+    """A docstring split at its first blank line."""
 
-    Attributes:
-      summary: what comes before, white space collapsed.
-      body: what comes after, line breaks kept.
-    """
-
-    summary: str
-    body: str
+    summary: str  # what comes before, white space collapsed
+    body: str  # what comes after, line breaks kept
 
     @property
     def is_document(self) -> bool:
@@ -157,7 +152,7 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
     if path.is_file() and path.stat().st_size:
-        yield from read_documents(path)
+        yield from (document for *_, document in locate_documents(path))
 
 
 def docstrings_of(folder: str | os.PathLike) -> Iterator[Docstring]:

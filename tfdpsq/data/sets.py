@@ -53,21 +53,13 @@ _REMEDY = "Restore it from where it was made, or move the set away and make it a
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticQuery:
-    """One generated query and the public document it was generated from.
+    """One generated query and the public document it was generated from."""
 
-    Attributes:
-      query_id: "genQ<n>", unique in its set.
-      query: the generated text.
-      document_id: id of the document.
-      document: its content (title and text).
-      sample: which of the document's samples this is, from 0.
-    """
-
-    query_id: str
+    query_id: str  # "genQ<n>", unique in its set
     query: str
     document_id: str
-    document: str
-    sample: int
+    document: str  # its content, title and text
+    sample: int  # which of the document's samples this is, from 0
 
 
 def write_synthetic(

@@ -24,15 +24,9 @@ _MISSING = frozenset("nan NaN NaT None <NA> NULL null".split()) | {"\\N"}
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A public document.
+    """A public document, with a title, a text or both."""
 
-    Attributes:
-      id: unique in its corpus, without white space.
-      title: may be empty.
-      text: the body; may be empty where there is a title.
-    """
-
-    id: str
+    id: str  # unique in its corpus, without white space
     title: str
     text: str
 
@@ -44,19 +38,12 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One query and one document that answers it.
-
-    Attributes:
-      query_id: id of the query.
-      query: its text; private unless stated otherwise.
-      document_id: id of the document.
-      document: its content (see `Document.content`); public.
-    """
+    """One query and one document that answers it."""
 
     query_id: str
-    query: str
+    query: str  # private unless stated otherwise
     document_id: str
-    document: str
+    document: str  # its `Document.content`, public
 
 
 def documents_fingerprint(documents: Iterable[Document]) -> str:

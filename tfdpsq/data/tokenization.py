@@ -5,10 +5,13 @@ Token id 0 is padding, 1 ends a text, 2 is unknown, as in every T5.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import io
 import itertools
 import os
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ PROMPT = "generate_query: "
 VOCABULARY_FILE = "spiece.model"
 # Published T5s have at most 128 embeddings without a piece.
 _MOST_SPARE = 512
+_SENTINEL = re.compile("▁?<extra_id_[0-9]+>")
 # Texts encoded at a time, and texts that a vocabulary is trained on: the first ones.
 CHUNK = 1024
 _MOST_TEXTS = 500_000
@@ -42,6 +46,7 @@ class Tokenizer(tf.Module):
       vocabulary_size: number of pieces. A T5 has more logits than that (32,000
         against 32,128): ids from here on cannot be decoded.
       pad_id, eos_id, unk_id: 0, 1, 2: padding, end, and what the vocabulary lacks.
+      sentinels: ids of pieces that stand for masked spans, as mT5's vocabulary has.
       fingerprint: SHA-256 of the model file, in hex.
       file: its path.
     """
@@ -56,7 +61,7 @@ class Tokenizer(tf.Module):
             processor = sentencepiece.SentencePieceProcessor()
             processor.LoadFromSerializedProto(model)
             # Raises where a piece of a damaged file is not UTF-8.
-            processor.id_to_piece(list(range(processor.get_piece_size())))
+            pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
         except (OSError, RuntimeError, UnicodeDecodeError) as error:
             problem = f"cannot be read as a SentencePiece model ({error})"
             remedy = f"Give one, e.g. a T5's {VOCABULARY_FILE}"
@@ -65,7 +70,10 @@ class Tokenizer(tf.Module):
         if special != (0, 1, 2):
             problem = f"pad, end and unknown are {special}"
             raise DataError(model_file, problem, "A T5's are 0, 1 and 2")
-        self.vocabulary_size = processor.get_piece_size()
+        self.vocabulary_size = len(pieces)
+        self.sentinels = tuple(
+            n for n, piece in enumerate(pieces) if _SENTINEL.fullmatch(piece)
+        )
         self.fingerprint = hashlib.sha256(model).hexdigest()
         self.file = os.fspath(model_file)
         self.model = model
@@ -124,6 +132,16 @@ class Tokenizer(tf.Module):
         """Turns B texts into B arrays [any length] int32 of their tokens, less EOS."""
         rows = self._run("tokenize", tf.convert_to_tensor(texts, tf.string))
         return np.split(rows.values.numpy(), rows.row_splits.numpy()[1:-1])
+
+    def unknown(self, texts: Iterable[str]) -> tuple[collections.Counter[str], float]:
+        """Counts the characters that the vocabulary lacks, and returns their share."""
+        found = collections.Counter[str]()
+        for text in texts:
+            found.update(unicodedata.normalize("NFKC", text))
+        rows = zip(found, self.pieces(list(found)))
+        lacking = {each: found[each] for each, ids in rows if self.unk_id in ids}
+        share = sum(lacking.values()) / max(1, sum(found.values()))
+        return collections.Counter(lacking), share
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Turns ids back into texts.

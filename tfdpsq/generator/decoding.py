@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.ops import control_flow_util
@@ -232,16 +233,18 @@ class _State(NamedTuple):
     cache: list[tf.Tensor]
 
 
-def text_mask(vocabulary_size: int, decodable: int) -> tf.Tensor:
+def text_mask(
+    vocabulary_size: int, decodable: int, sentinels: tuple[int, ...] = ()
+) -> tf.Tensor:
     """Returns the mask to add to logits so that only text is drawn.
 
-    It is [V] float32: 0 for ids of text, -inf for padding, unknown, and ids from
-    `decodable` on, that the tokenizer does not have (T5 has 32,128 logits for 32,000
+    It is [V] float32: 0 for ids of text, -inf for padding, unknown, sentinels, and ids
+    from `decodable` on, that the tokenizer lacks (T5 has 32,128 logits for 32,000
     pieces).
     """
-    ids = tf.range(vocabulary_size)
-    bad = (ids >= decodable) | (ids == PAD) | (ids == UNKNOWN)
-    return tf.where(bad, float("-inf"), 0.0)
+    kept = np.arange(vocabulary_size) < decodable
+    kept[[PAD, UNKNOWN, *sentinels]] = False
+    return tf.where(kept, 0.0, float("-inf"))
 
 
 @tf.autograph.experimental.do_not_convert

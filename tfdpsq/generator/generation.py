@@ -52,18 +52,18 @@ class Writer:
         length: int,
         samples: int,
         batch_size: int,
-        pieces: int,
+        pieces: tuple[int, tuple[int, ...]],
         jit_compile: bool = False,
     ) -> None:
         """Compiles nothing yet.
 
         The arguments are those of `T5QueryGenerator.generate`, but for `pieces`, the
-        number of leading ids that the vocabulary can decode.
+        number of ids that the vocabulary can decode, and its sentinels.
         """
         self._length = length
         self.samples = min(samples, _MOST_SAMPLES)
         self._documents = max(1, batch_size // self.samples)
-        mask = decoding.text_mask(model.config.vocabulary_size, pieces)
+        mask = decoding.text_mask(model.config.vocabulary_size, *pieces)
         signature = [
             tf.TensorSpec([self._documents, None], tf.int32),
             tf.TensorSpec([self._documents], tf.int32),

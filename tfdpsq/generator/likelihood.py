@@ -45,15 +45,10 @@ class QueryLikelihood:
         preprocessor: Preprocessor | None = None,
         batch_size: int = 64,
     ):
-        """Stores the arguments; runs nothing.
+        """Stores the arguments: a `T5QueryGenerator`, and pairs scored at a time, B.
 
         In a strategy's scope, which the model was made in, each replica scores batches
-        of its own.
-
-        Args:
-          model: a `T5QueryGenerator`.
-          preprocessor: prompt, vocabulary and lengths; `None` is the model's.
-          batch_size: pairs scored at a time, B.
+        of its own. Without a `preprocessor`, it is the model's.
         """
         self.preprocessor = preprocessor or model.preprocessor
         self.batch_size = validation.positive_integer("batch_size", batch_size)

@@ -301,11 +301,15 @@ class T5QueryGenerator(tf.keras.Model):
         batch_size: int = 64,
         jit_compile: bool = False,
     ) -> generation.Writer:
-        pieces, most = self.config.vocabulary_size, QUERY_LENGTH
+        pieces: Any = self.config.vocabulary_size, ()
+        most = QUERY_LENGTH
         if self.preprocessor is not None:
-            self.preprocessor.tokenizer.require_embeddings(pieces)
-            pieces = self.preprocessor.tokenizer.vocabulary_size
-            most = self.preprocessor.query_length
+            tokenizer, most = (
+                self.preprocessor.tokenizer,
+                self.preprocessor.query_length,
+            )
+            tokenizer.require_embeddings(pieces[0])
+            pieces = tokenizer.vocabulary_size, tokenizer.sentinels
         length = most if max_length is None else max_length
         sizes = {"max_length": length, "samples": samples, "batch_size": batch_size}
         for name, value in sizes.items():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -23,6 +22,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
+from tfdpsq.data.pseudo_queries import parts_of, pieces_of
 from tfdpsq.data.tokenization import encode_all
 from tfdpsq.generator.model import QueryLoss, T5QueryGenerator, descend
 from tfdpsq.layers import MaskedMeanPooling, dropout_seed
@@ -47,14 +47,14 @@ def passages(document: Document, words: int) -> Iterator[Document]:
     half as many stays with the one before. Their ids end in "#0", "#1", ...; the first
     has the title.
     """
-    parts, count, left = [""], 0, len(document.text.split())
-    for piece in re.findall(r".*?(?:\n|[.!?]\s+|$)", document.text, re.DOTALL):
+    parts, count, left = [""], 0, len(parts_of(document.text))
+    for piece in pieces_of(document.text):
         if count >= words and left >= words / 2:
             parts.append("")
             count = 0
         parts[-1] += piece
-        count += len(piece.split())
-        left -= len(piece.split())
+        count += len(parts_of(piece))
+        left -= len(parts_of(piece))
     for number, text in enumerate(parts):
         title = "" if number else document.title
         yield Document(f"{document.id}#{number}", title, text)
@@ -177,11 +177,8 @@ class Pretrainer(tf.keras.Model):
     ):
         """Stores the arguments.
 
-        Args:
-          generator: what is trained.
-          contrast_weight: weight of the contrastive loss.
-          scale: what its cosines are multiplied by.
-          seed: of dropout, see `T5QueryGenerator.compile`.
+        `scale` multiplies the cosines of the contrastive loss; `seed` is of dropout,
+        see `T5QueryGenerator.compile`.
         """
         super().__init__(name="pretrainer")
         self._generator = generator

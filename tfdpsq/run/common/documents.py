@@ -22,6 +22,7 @@ import numpy as np
 from tfdpsq.data.io import read_json, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError
+from tfdpsq.words import words_of
 
 HISTOGRAM_FILE = "histogram.json"
 CLUSTERS_FILE = "clusters.npz"
@@ -92,9 +93,9 @@ def _counts(texts: Sequence[str]) -> Any:
     """Returns the counts of hashed words, [texts, words], sparse."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    return HashingVectorizer(
-        n_features=_WORDS, alternate_sign=False, norm=None, dtype=np.float32
-    ).transform(texts)
+    options = {"n_features": _WORDS, "alternate_sign": False, "norm": None}
+    found = HashingVectorizer(**options, analyzer=list, dtype=np.float32)
+    return found.transform(words_of(texts))
 
 
 def _weighted(counts: Any, rarity: np.ndarray) -> Any:

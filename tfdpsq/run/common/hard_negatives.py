@@ -24,7 +24,7 @@ from tfdpsq.run.frame import records, settings
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import path, setting
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import InputError
 
 RUN_FILE = "run.trec"
 RUN, CORPUS = "hard_negatives.run", "hard_negatives.corpus"
@@ -44,9 +44,6 @@ where exists (select 1 from answers where query = ?1)
 _TEXT = """
 insert or replace into texts select ?1, ?2
 where exists (select 1 from ranked where document = ?1)
-"""
-_MISSING = """
-select min(document) from ranked where document not in (select document from texts)
 """
 # Best first, as trec_eval breaks ties.
 _OTHERS = """
@@ -138,18 +135,11 @@ class NegativeTable:
         corpus = (c.given[CORPUS] or pairs).beir()
         for document in corpus.documents():
             find(_TEXT, (document.id, document.content))
-        (missing,) = find(_MISSING).fetchone()
-        if missing is not None:
-            raise DataError(
-                own.run,
-                f"document {missing!r} is not in {corpus.path}",
-                "Set hard_negatives.corpus to mine's.",
-            )
         queries = find("select distinct query from ranked").fetchall()
         if not any(self.find(query) for (query,) in queries):
             raise InputError(
-                f"hard_negatives.run {own.run} has no document for any query of "
-                f"{pairs.path}. Mine for these pairs, or lower skip (now {own.skip})."
+                f"hard_negatives.run {own.run} has no document of {corpus.path} for "
+                f"any query. Set corpus to mine's, or lower skip, now {own.skip}."
             )
 
     def find(self, query: str) -> list[tuple[str, str]]:

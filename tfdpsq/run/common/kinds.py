@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdpsq.data import BeirDirectory, Pair, build_pydocs
+from tfdpsq.data import BeirDirectory, Pair
+from tfdpsq.data import load as open_beir
 from tfdpsq.data.beir import PairTable
 from tfdpsq.data.sets import PART_FILE, read_manifest, read_synthetic
 from tfdpsq.privacy.proof import certificate as certificates
@@ -218,11 +219,6 @@ class Benchmark(Artefact):
 # -- Reading ---------------------------------------------------------------------------
 
 
-def open_beir(path: str) -> BeirDirectory:
-    """Opens a BEIR directory, or the embedded corpus for "pydocs"."""
-    return build_pydocs() if path == PYDOCS else BeirDirectory(path)
-
-
 def _require_beir(path: str, setting: str) -> None:
     """Refuses what is no BEIR directory; its content is validated where it is read."""
     if path == PYDOCS:
@@ -251,8 +247,7 @@ def _beir_in(path: str) -> list[str]:
 
 def _pairs_fingerprint(path: str) -> str:
     """Returns the fingerprint of private pairs; they are read once while unchanged."""
-    folder = open_beir(path).path
-    files = sorted(file for file in pathlib.Path(folder).rglob("*") if file.is_file())
+    files = sorted(file for file in open_beir(path).path.rglob("*") if file.is_file())
     states = (file.stat() for file in files)
     return _of_pairs(path, *((s.st_size, s.st_mtime_ns) for s in states))
 

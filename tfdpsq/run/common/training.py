@@ -224,6 +224,20 @@ def tokenizer_of(c: Context) -> Tokenizer:
     return Tokenizer(file)
 
 
+def require_characters(c: Context, tokenizer: Tokenizer) -> None:
+    """Names characters of the first documents, which are public, that T5 lacks."""
+    read = c.given["pairs"].beir().documents() if c.given["pairs"].raw else ()
+    texts = (document.content for document in itertools.islice(read, 20_000))
+    lacking, share = tokenizer.unknown(texts)
+    most = " ".join(character for character, _ in lacking.most_common(20))
+    said = f"{tokenizer.file} lacks {len(lacking)} characters, {share:.1%} of the "
+    said += f"documents' text, which no query can have: {most}"
+    if share > 0.5:
+        raise InputError(f"{said}. Start from a T5 of this language.")
+    if lacking:
+        logging.warning("%s", said)
+
+
 # -- Units and plan --------------------------------------------------------------------
 
 

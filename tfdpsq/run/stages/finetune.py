@@ -151,6 +151,7 @@ class Finetune(training.Training):
 def _preprocessor(c: Context) -> Preprocessor:
     """Returns prompt, vocabulary and lengths, if the prompt leaves tokens to texts."""
     s, tokenizer = c.settings, training.tokenizer_of(c)
+    training.require_characters(c, tokenizer)
     _, (tokens,) = tokenizer.encode([s.prompt], s.document_length)
     if tokens >= s.document_length:
         raise InputError(
