@@ -2,15 +2,19 @@
 
 import random
 
+import numpy as np
 import pytest
 import pytrec_eval
 
 from tfdpsq.evaluation import (
+    BM25,
+    evaluate_run,
     read_trec_qrels,
     read_trec_run,
     write_trec_qrels,
     write_trec_run,
 )
+from tfdpsq.retriever import as_run
 from tfdpsq.validation import DataError, InputError
 
 
@@ -43,6 +47,22 @@ def test_other_tools_read_the_files(tmp_path):
     with open(tmp_path / "qrels") as file:
         assert pytrec_eval.parse_qrel(file) == qrels
     assert read_trec_qrels(tmp_path / "qrels") == qrels
+
+
+def test_ids_that_are_integers_become_text(tmp_path):
+    """As data frames hold them; in qrels of BEIR directories they are text."""
+    run = BM25({7: "the words", np.int64(10): "others"}).search({1: "words"})
+    assert [*run["1"]] == ["7"]
+    assert as_run([1], [[0.5, 0.1]], np.array([[7, 10]])) == {
+        "1": {"7": 0.5, "10": 0.1}
+    }
+    for found in ({1: {7: 0.5}}, {"1": {"7": 0.5}}):
+        for qrels in ({1: {7: 1}}, {"1": {"7": 1}}):
+            assert evaluate_run(qrels, found).means["ndcg@10"] == 1
+            write_trec_qrels(tmp_path / "qrels", qrels)
+        write_trec_run(tmp_path / "run", found)
+        assert read_trec_run(tmp_path / "run") == {"1": {"7": 0.5}}
+    assert read_trec_qrels(tmp_path / "qrels") == {"1": {"7": 1}}
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a\u2028b"])

@@ -28,7 +28,7 @@ from bm25s.stopwords import STOPWORDS_EN
 from tqdm import tqdm
 
 from tfdpsq import words
-from tfdpsq.evaluation.measures import ranked
+from tfdpsq.evaluation.measures import id_text, ranked
 from tfdpsq.validation import InputError, positive_integer
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG
@@ -211,7 +211,8 @@ def _split(texts: _Texts) -> Iterator[tuple[str, list[str]]]:
     """Yields (id, words) of (id, text), without stop words."""
     named, read = itertools.tee(texts)
     for found in words.words_of(text for _, text in read):
-        yield next(named)[0], [word for word in found if word not in _STOP_WORDS]
+        name = id_text(next(named)[0])
+        yield name, [word for word in found if word not in _STOP_WORDS]
 
 
 def _no_words(count: int) -> InputError:

@@ -4,6 +4,8 @@ A *run* maps query id to {document id: score}; *qrels* map query id to {document
 relevance}. `rules` states what two evaluators could do differently: ties, gain, missing
 queries, self-matches.
 
+Ids are text; integers, as data frames hold them, become text, as in BEIR directories.
+
 A run's line is `qid Q0 docid rank score tag`, a qrels line `qid 0 docid relevance`.
 """
 
@@ -101,6 +103,7 @@ def evaluate_run(
     wanted = {metric: _measure(metric) for metric in metrics}
     if not wanted:
         raise InputError("metrics is empty; name at least one, such as 'ndcg@10'.")
+    qrels, run = _by_text(qrels), _by_text(run)
     _check_qrels(qrels)
     if run and not set(run) & set(qrels):
         raise InputError(
@@ -171,6 +174,18 @@ def _value(metric: str, value: float, k: int, relevant: int) -> float:
         # Precision at k is a whole number of documents over k.
         return round(value * k) / min(k, relevant)
     return value
+
+
+def id_text(key: Any) -> Any:
+    """Returns an id, an integer as text."""
+    return str(key) if isinstance(key, numbers.Integral) else key
+
+
+def _by_text(table: Mapping[Any, Mapping[Any, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        id_text(query_id): {id_text(name): value for name, value in row.items()}
+        for query_id, row in table.items()
+    }
 
 
 def _check_qrels(qrels: Qrels) -> None:
@@ -263,9 +278,10 @@ def write_trec_run(
     """
     _check_word("tag", tag)
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for query_id, hits in run.items() if isinstance(run, Mapping) else run:
+        for asked, hits in run.items() if isinstance(run, Mapping) else run:
+            ((query_id, own),) = _by_text({asked: hits}).items()
             _check_word("query id", query_id)
-            checked = _checked(query_id, hits, ignore_identical_ids)
+            checked = _checked(query_id, own, ignore_identical_ids)
             for rank, (document_id, score) in enumerate(ranked(checked), start=1):
                 _check_word("document id", document_id)
                 file.write(f"{query_id} Q0 {document_id} {rank} {score!r} {tag}\n")
@@ -274,7 +290,7 @@ def write_trec_run(
 def write_trec_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
     """Writes judgements in TREC's format (no header, unlike BEIR's)."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for query_id, judgements in qrels.items():
+        for query_id, judgements in _by_text(qrels).items():
             _check_word("query id", query_id)
             for document_id, relevance in judgements.items():
                 _check_word("document id", document_id)

@@ -267,13 +267,12 @@ def as_run(
     Args:
       query_ids: Q ids, in the order of the rows.
       scores: [Q, k].
-      ids: [Q, k] str or bytes; "" is left out.
+      ids: [Q, k] str, bytes or integers; "" is left out.
     """
+    as_text = tf.compat.as_str_any
     return {
-        query_id: {
-            tf.compat.as_str(name): float(score)
-            for name, score in zip(row, of_row)
-            if len(name)
+        as_text(query_id): {
+            as_text(n): float(score) for n, score in zip(row, of_row) if as_text(n)
         }
         for query_id, row, of_row in zip(query_ids, np.asarray(ids), np.asarray(scores))
     }
