@@ -75,9 +75,9 @@ ROWS = {
 }
 
 
-def weights(size):
-    """Returns the directory that a size's weights are looked for in: T5 1.1, LM."""
-    return f"t5_1_1_{size}_lm"
+def weights(size, version="1.1"):
+    """Returns the directory that a size's weights are looked for in."""
+    return {"1.0": f"t5_1_0_{size}", "1.1": f"t5_1_1_{size}_lm"}[version]
 
 
 def get_config(row):

@@ -1,21 +1,24 @@
-"""Tables 2 to 7 of the paper: every row, its published numbers, and the job.
+"""Tables 1 to 7 of the paper: every row, its published numbers, and the job.
 
     tfdpsq reproduce --config=configs/paper/tables.py:tiny --config.table="('3',)" \
         --workdir=DIR
     tfdpsq reproduce --config=configs/paper/tables.py:paper --config.job.data=BEIR \
         --config.sets.scifact=BEIR_SETS/scifact (and the others) \
-        --config.sizes.base.init=T5_BASE (and small, large, xl) --workdir=DIR
+        --config.sizes.base.init=T5_BASE (and small, large, xl) \
+        --config.job.evaluate.similarity.init=GPT2 \
+        --config.overlap.corpus='("C4",)' --workdir=DIR
 
 Duration: "tiny" 51 minutes of stages on two busy cores for all tables; "paper" not run
 here.
 Result: for "tiny" see tests/benchmarks/README.md, under "The paper's tables"; "paper"
 not run here.
 
-Carranza et al. 2024, by the numbers of that version (of 2023 in brackets): 2 examples
-(8, 9), 3 retrieval on synthetic queries by ε and by size (1, 5), 4 direct DP (1, 5), 5
-zero-shot (2, 6), 6 BLEU and MAUVE (3), 7 canaries (4). 1 (7), the grid of
-hyperparameters, is not made. "tiny" is offline, on docstrings, for two cores, with one
-size of T5; "paper" is `configs/paper/retrieval.py` at the paper's sizes.
+Carranza et al. 2024, by the numbers of that version (of 2023 in brackets): 1 grid of
+hyperparameters (7), 2 examples (8, 9), 3 retrieval on synthetic queries by ε and by
+size (1, 5), 4 direct DP (1, 5), 5 zero-shot (2, 6), 6 BLEU and MAUVE (3), 7 canaries
+(4); and "overlap", the share of texts that C4 holds. "tiny" is offline, on docstrings,
+for two cores, with one size of T5; "paper" is `configs/paper/retrieval.py` at the
+paper's sizes, with T5 1.1, "paper-1.0" the same with T5 1.0.
 
 A canary's secret is a random 10-digit string. The text of 2023 speaks of the secret
 part of a canary's query, recovered in the model's output: so table 7 has it in the
@@ -27,6 +30,7 @@ one row is above another in a column; in `lower` columns, that its number is low
 """
 
 import importlib.util
+import itertools
 import pathlib
 
 from tfdpsq import data
@@ -34,13 +38,27 @@ from tfdpsq.data.pydocs import PACKAGES
 from tfdpsq.run.common import benchmark_sets, canary_set
 from tfdpsq.run.stages import reproduce
 
-SCALES = ("tiny", "paper")
+SCALES = ("tiny", "paper", "paper-1.0")
 # Packages whose docstrings are the zero-shot sets of "tiny".
 HELD_OUT = (
     *("absl", "dp_accounting", "grpc", "mpmath", "oauthlib", "portalocker", "pyarrow"),
     *("pygments", "rich", "tensorflow_text", "werkzeug"),
 )
 SIZES = ("small", "base", "large", "xl")
+# Table 1. The ε of the paper's grid is not at hand.
+GRID = {
+    "learning_rate": tuple(1e-3 * 2**-k for k in range(4)),
+    "clip_norm": (0.1, 0.25, 0.5, 1.0),
+    "batch_size": (128, 256, 512, 1024),
+    "epochs": (10.0, 20.0, 30.0),
+}
+GRID_EPSILON, VALIDATION = 8, 5000  # of MS MARCO's 502,939 training queries
+TINY_GRID = {
+    "learning_rate": (2e-3, 1e-3),
+    "clip_norm": (0.1, 0.25),
+    "batch_size": (512,),
+    "steps": (24,),
+}
 _BASE = tuple(f"synthetic-base-{e}" for e in ("inf", "eps16", "eps8", "eps3"))
 _DIRECT = ("direct-eps16", "direct-eps8", "direct-eps3")
 _SIZES = tuple(f"synthetic-{size}-eps3" for size in reversed(SIZES))
@@ -138,7 +156,34 @@ def _canaries(title, forms, note=""):
     }
 
 
+def points(size, grid):
+    """Returns the settings of every point of a grid by the size that it counts as."""
+    found = {}
+    for values in itertools.product(*grid.values()):
+        parts = [f"{n}{v:g}" for n, v in zip(("rate", "clip", "batch", "for"), values)]
+        found["_".join([size, *parts]).replace(".", "_")] = dict(zip(grid, values))
+    return found
+
+
+def _grid(size, grid, most_pairs):
+    """Returns table 1: the points of a grid, without published numbers."""
+    return {
+        "title": "Grid of hyperparameters, by BLEU on validation queries",
+        "note": "The validation queries were taken out of train: no point was trained "
+        "on them, and none of the queries of other tables is among them. The paper "
+        "chose a rate of 0.001, clip norm 0.1, batches of 1,024 and 30 epochs.",
+        "measure": "grid",
+        "most_pairs": most_pairs,
+        "columns": ("bleu",),
+        "lower": (),
+        "controls": (),
+        "paper": {f"synthetic-{p}-eps{GRID_EPSILON}": () for p in points(size, grid)},
+        "claims": (),
+    }
+
+
 TABLES = {
+    "1": _grid("small", GRID, 502_939 - VALIDATION),
     "2": {
         "title": "Queries of every generator for the same documents",
         "measure": "examples",
@@ -220,8 +265,19 @@ TABLES = {
         "Canaries, read literally",
         canary_set.PAPER_FORMS,
         "A secret in a document comes out only where a query copies it from there: at "
-        "most a third leaks, the form paper_query.",
+        "most a third leaks, the form own_document.",
     ),
+    "overlap": {
+        "title": "Overlap with the data of pretraining",
+        "note": "Share of samples of 10,000 whose words occur in a row in a record of "
+        "the corpus. The paper searched C4, and found fewer than 1.9 % of queries.",
+        "measure": "overlap",
+        "columns": ("share",),
+        "lower": (),
+        "controls": (),
+        "paper": {"documents": (0.22,), "queries": (0.019,)},
+        "claims": (("documents", "queries", "share"),),
+    },
 }
 
 
@@ -247,10 +303,12 @@ def get_config(scale="tiny"):
         raise ValueError(f"scale is {scale!r}; choose one of {', '.join(SCALES)}.")
     config = reproduce.STAGE.config()
     with config.unlocked():
-        return _tiny(config) if scale == "tiny" else _paper(config)
+        if scale == "tiny":
+            return _tiny(config)
+        return _paper(config, "1.0" if scale == "paper-1.0" else "1.1")
 
 
-def _paper(config):
+def _paper(config, version):
     """Sets the paper's sizes and settings; the weights are `retrieval.py`'s."""
     rows = _beside("paper", "retrieval.py")
     config.tables = TABLES
@@ -260,9 +318,14 @@ def _paper(config):
     default = reproduce.STAGE.config().job
     for name in ("init", "retriever_init", "epsilons", "direct_epsilons"):
         config.job[name] = default[name]
-    config.sizes = {size: {"init": rows.weights(size)} for size in SIZES}
+    config.sizes = {size: {"init": rows.weights(size, version)} for size in SIZES}
     for size, settings in rows.MEMORY.items():
         config.sizes[size]["finetune"] = settings
+    init = config.sizes.small.get_ref("init")  # as it is given later
+    for name, point in points("small", GRID).items():
+        config.sizes[name] = {"init": init, "finetune": point}
+    # The features of MAUVE's authors: a directory with keras-nlp's preset.
+    config.job.evaluate.similarity.init = "gpt2_large_en"
     config.job.canaries.forms = canary_set.FORMS
     # The few longer texts of MS MARCO would lose the secret at their end to the lengths
     # in tokens, which the paper does not mention.
@@ -290,6 +353,13 @@ def _tiny(config):
     }
     # The T5 that comes with the package is the only size, and the sets are others.
     config.tables = {name: _of_base(t) for name, t in TABLES.items()}
+    config.tables["1"] = _grid("base", TINY_GRID, 17_500)
+    for name, point in points("base", TINY_GRID).items():
+        config.sizes[name] = {"init": config.job.init, "finetune": point}
+    # The T5 was trained on the documents of all of pydocs.
+    config.overlap.corpus = (str(data.build_pydocs().path / "corpus.jsonl"),)
+    # A stand-in for the features of a large language model.
+    config.job.evaluate.similarity.init = "t5_tiny_pydocs"
     _, direct, synthetic = _TRANSFERRED
     for table in config.tables.values():
         if table["measure"] == "zero_shot":

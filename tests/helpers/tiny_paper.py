@@ -50,6 +50,8 @@ def settings(base):
         "job.direct.document_length": 32,
         "job.direct.query_length": 12,
         "job.direct.accountant": "rdp",
+        "job.evaluate.similarity.init": str(base / "t5"),
+        "overlap.corpus": (str(base / "pairs" / "corpus.jsonl"),),
         "job.canaries.trials": 1,
         "job.canaries.document_characters": 20,
         "job.canaries.query_characters": 20,
@@ -62,5 +64,8 @@ def settings(base):
 def config(base, **changes):
     """Returns the config of scale "paper" with these settings, and changes."""
     found = paper.get_config("paper")
+    grid = dict(list(found.tables["1"]["paper"].items())[:2])
+    with found.unlocked():
+        found.tables["1"] = {**found.tables["1"], "paper": grid, "most_pairs": 60}
     found.update_from_flattened_dict({**settings(base), **changes})
     return found

@@ -82,6 +82,18 @@ def test_each_method_certifies_the_sensitivity_it_derives(base, method):
     assert points and all(("loss" in point) == bool(shown) for point in points)
 
 
+def test_noise_for_the_papers_factor_certifies_nothing(base):
+    """The batch size times C, which one query can exceed."""
+    options = {"sensitivity": "batch_size", "trained": ("*projection/kernel",)}
+    with pytest.raises(InputError, match="no epsilon covers it"):
+        _train(base, "unsound", "naive", **options)
+    _, certificate = _train(base, "unsound/private", "naive", **options)
+    assert certificate["private"] is False
+    assert certificate["guarantee"]["epsilon"] == "inf"
+    with pytest.raises(InputError, match="does nothing where method is 'microbatch'"):
+        _train(base, "refused", "microbatch", sensitivity="batch_size")
+
+
 @pytest.mark.slow
 def test_bfloat16_is_certified_and_rounds_no_weight(base):
     """Noise and weights would lose digits that accounting takes for granted.

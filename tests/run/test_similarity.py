@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import framed
 from helpers import tiny as _tiny
+from keras_nlp import models
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, Tokenizer
@@ -117,6 +118,34 @@ def test_features_are_the_mean_state_of_a_texts_own_tokens(base):
         expected = np.mean(encoder(given)[0].numpy().astype(np.float64), axis=0)
         for got in by_sizes:
             np.testing.assert_allclose(got[row], expected, atol=1e-5)
+
+
+def test_features_of_gpt2_are_the_state_of_the_last_token(tmp_path):
+    """As MAUVE's authors take them, of keras-nlp's preset in a directory."""
+    shape = {"vocabulary_size": 5, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
+    model = models.GPT2Backbone(**shape, intermediate_dim=16)
+    for name, of, config in (
+        ("config.json", "GPT2Backbone", model.get_config()),
+        ("tokenizer.json", "GPT2Tokenizer", {"name": "t", "trainable": True}),
+    ):
+        kind = {"class_name": of, "registered_name": f"keras_nlp>{of}"}
+        content = {"module": "keras_nlp.models", "config": config, **kind}
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "metadata.json").write_text('{"keras_version": "2.15.0"}')
+    model.save_weights(tmp_path / "model.weights.h5")
+    assets = tmp_path / "assets" / "tokenizer"
+    assets.mkdir(parents=True)
+    words = ["<|endoftext|>", "a", "b", "c", "ab"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    (assets / "vocabulary.json").write_text(json.dumps(vocabulary))
+    (assets / "merges.txt").write_text("a b\n")
+    features = similarity.load_features(str(tmp_path), 2)
+    got = features(["abc", "cab", "c", "", "abc"])
+    np.testing.assert_array_equal(got[0], got[4])
+    for row, ids in enumerate(([4, 3], [3, 4], [3], [0])):
+        given = {"token_ids": [ids], "padding_mask": [[1] * len(ids)]}
+        given = {name: tf.constant(value) for name, value in given.items()}
+        np.testing.assert_allclose(got[row], model(given)[0, -1], atol=1e-5)
 
 
 def _control(base, places=range(12)):

@@ -12,14 +12,14 @@ from tfdpsq.data.io import atomic_write, read_objects, write_json
 from tfdpsq.run.frame.artefacts import MARK_FILE
 from tfdpsq.run.frame.places import Privacy
 
-DATA = "data"
+DATA, LEFT_OUT = "data", "left_out"  # a folder, and a split
 CANARIES_FILE = "canaries.jsonl"
 # Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 OUR_FORMS = ("secret", "own_document", "random_document")
 IN_DOCUMENT = ("paper_own_document", "paper_random_document")  # which hold the secret
-PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
-FORMS = (*OUR_FORMS, *PAPER_FORMS)
+PAPER_FORMS = ("own_document", *IN_DOCUMENT)
+FORMS = (*OUR_FORMS, *IN_DOCUMENT)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ Method "plain" is ordinary training: an epoch of Keras is `save_every` steps.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,12 @@ from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError
 
 PLAIN = "plain"
+PROOF, UNSOUND = "proof", "batch_size"  # sensitivities of "naive"
 _MOST_DOCUMENTS = 100_000  # that negatives are drawn from
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
     PLAIN: "None: nothing is clipped and no noise is added.",
+    UNSOUND: "None: noise is for the batch size times C, which one {unit} can exceed.",
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
         "softmax reads all rows. Adding or removing one {unit} changes its own row (C) "
@@ -86,6 +89,8 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
     if s.method == "naive":  # the sensitivity depends on the largest batch
         most = plans.max_batch_size_of(training.spec_of(s, units))
         multiplier: float = retriever.naive_sensitivity_multiplier(most)
+        if s.sensitivity == UNSOUND:
+            multiplier = s.batch_size
         own["max_batch_size"] = most
     elif s.method == "microbatch":
         multiplier = retriever.microbatch_sensitivity_multiplier()
@@ -139,7 +144,8 @@ def train(c: Context, planned: Any, model: retriever.TwoTower) -> dict[str, Any]
             size = min(size, plan.max_rows)
             losses = retriever.NaiveLosses(model, size)
             loss = model.per_example_losses
-            options = {"engine": naive_engine(losses), "layers": losses.layers}
+            engine = naive_engine(losses, s.sensitivity == UNSOUND)
+            options = {"engine": engine, "layers": losses.layers}
         else:
             loss = retriever.GroupLosses(model, plan.group_capacity)
             options = {"engine": "vectorized", "layers": loss.layers}
@@ -166,12 +172,21 @@ def rows_of(
     return arrays
 
 
-def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
-    """Returns an engine that clips the gradient of each row's in-batch loss."""
+def naive_engine(
+    losses: retriever.NaiveLosses, unsound: bool = False
+) -> engines.Engine:
+    """Returns an engine that clips the gradient of each row's in-batch loss.
+
+    `unsound` takes a plan whose sensitivity is smaller than what the rows can do.
+    """
 
     def clipped(
         plan: privacy.PrivacyPlan, batch: Mapping[str, Any], variables: Sequence[Any]
     ) -> engines.Clipped:
+        if unsound:
+            least = retriever.naive_sensitivity_multiplier(plan.max_batch_size)
+            spec = dataclasses.replace(plan.spec, sensitivity_multiplier=least)
+            plan = dataclasses.replace(plan, spec=spec)
         of_rows, gradient = losses(batch)
         return engines.clipped_row_by_row(
             plan, of_rows, gradient, variables, batch["weights"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,10 +40,12 @@ class SimilaritySettings(settings.Settings):
     """Settings of the comparison of query sets with private queries."""
 
     init: str = path(
-        Generator, "t5_tiny_pydocs", help="whose encoder makes features for MAUVE"
+        Generator,
+        "t5_tiny_pydocs",
+        help="whose encoder makes features for MAUVE, or a keras-nlp preset of GPT-2",
     )
     seeds: int = setting(5, ge=2, help="of k-means, for MAUVE")
-    samples: int = setting(5_000, ge=2, help="most texts of a set that get features")
+    samples: int = setting(5_000, ge=1, help="most texts of a set that get features")
     training_split: str = setting("train", help="where copies are looked for")
     batch_size: int = setting(128, ge=1, speed=True)
 
@@ -156,37 +159,64 @@ def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
 def load_features(
     init: str, batch_size: int = 128
 ) -> Callable[[Sequence[str]], np.ndarray]:
-    """Loads a T5's encoder, whose states over a text's tokens and EOS are averaged.
+    """Loads a T5's encoder, or a GPT-2.
 
     Returns:
-      Takes n texts and returns [n, hidden_dim] float32; equal texts have equal rows.
+      Takes n texts and returns [n, width] float32; equal texts have equal rows.
     """
     directory = checkpoints.locate(init)
-    vocabulary = checkpoints.vocabulary_in(directory)
-    if vocabulary is None:
-        raise InputError(f"similarity.init is {init}, which has no vocabulary. Add it.")
-    tokenizer = Tokenizer(vocabulary)
-    config, encoder = checkpoints.load_encoder(directory)
-    tokenizer.require_embeddings(config.vocabulary_size)
-    pool = MaskedMeanPooling()
+    file = directory / "config.json"
+    gpt2 = file.is_file() and "GPT2Backbone" in file.read_text("utf-8")
+    encode, states = (_gpt2 if gpt2 else _t5)(directory)
     matrix = tf.TensorSpec([None, None], tf.int32)
-
-    @tf.function(input_signature=[matrix, matrix], autograph=False)
-    def forward(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        states = encoder({"encoder_token_ids": tokens, "encoder_padding_mask": mask})
-        return pool(states, mask=mask)
+    forward = tf.function(states, [matrix, matrix], autograph=False)
 
     def features(texts: Sequence[str]) -> np.ndarray:
         numbers: dict[str, int] = {}  # so that equal texts are equal to the bit
         own = [numbers.setdefault(text, len(numbers)) for text in texts]
-        ids, lengths = map(np.asarray, tokenizer.encode(list(numbers), _LENGTH))
-        found = np.empty([len(ids), config.hidden_dim], np.float32)
+        ids, lengths = map(np.asarray, encode(list(numbers)))
         order = np.argsort(-lengths, kind="stable")  # like lengths share a batch
+        found = []
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             widest = lengths[rows[0]]
             mask = np.arange(widest) < lengths[rows][:, np.newaxis]
-            found[rows] = forward(ids[rows, :widest], mask.astype(np.int32)).numpy()
-        return found[own]
+            found.append(forward(ids[rows, :widest], mask.astype(np.int32)).numpy())
+        return np.concatenate(found)[np.argsort(order)][own]
 
     return features
+
+
+def _t5(directory: pathlib.Path) -> tuple[Callable, Callable]:
+    """Returns a T5's tokens of texts, and the means of its encoder's states."""
+    vocabulary = checkpoints.vocabulary_in(directory)
+    if vocabulary is None:
+        raise InputError(f"similarity.init, {directory}, has no vocabulary. Add it.")
+    tokenizer = Tokenizer(vocabulary)
+    config, encoder = checkpoints.load_encoder(directory)
+    tokenizer.require_embeddings(config.vocabulary_size)
+    pool = MaskedMeanPooling()
+
+    def states(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        found = encoder({"encoder_token_ids": tokens, "encoder_padding_mask": mask})
+        return pool(found, mask=mask)
+
+    return lambda texts: tokenizer.encode(texts, _LENGTH), states
+
+
+def _gpt2(directory: pathlib.Path) -> tuple[Callable, Callable]:
+    """Returns GPT-2's tokens of texts, and the state of each text's last token."""
+    from keras_nlp import models
+
+    tokenizer = models.GPT2Tokenizer.from_preset(str(directory))
+    model = models.GPT2Backbone.from_preset(str(directory))
+
+    def encode(texts: Sequence[str]) -> tuple[Any, Any]:
+        rows = tokenizer([text or tokenizer.end_token for text in texts])[:, :_LENGTH]
+        return rows.to_tensor().numpy(), rows.row_lengths().numpy()
+
+    def states(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        found = model({"token_ids": tokens, "padding_mask": mask})
+        return tf.gather(found, tf.reduce_sum(mask, 1) - 1, batch_dims=1)
+
+    return encode, states

@@ -19,8 +19,9 @@ from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
 
 RETRIEVAL, ZERO_SHOT, SIMILARITY = "retrieval", "zero_shot", "similarity"
-CANARIES, EXAMPLES = "canaries", "examples"
+CANARIES, EXAMPLES, OVERLAP, GRID = "canaries", "examples", "overlap", "grid"
 CONTROLS = ("untrained", "public-only")
+TEXTS = ("documents", "queries")  # rows of an overlap
 RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
 NOTHING = "nothing"  # 0, in a claim
 HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
@@ -40,7 +41,7 @@ class Row:
     @classmethod
     def of(cls, name: str) -> Row:
         """Parses a row's name; refuses any other text with an InputError."""
-        if name in ("original", *CONTROLS):
+        if name in ("original", *CONTROLS, *TEXTS):
             return cls(name, name)
         found = re.fullmatch(_GENERATED, name)
         last = "" if found is None else found[2] or found[3]
@@ -164,12 +165,16 @@ def cells(
     """Reads our numbers of a table from the outputs of `reproduce`'s steps, by name."""
     found: dict[str, dict[str, Cell]] = {}
     measure = table["measure"]
-    step = ZERO_SHOT if measure == ZERO_SHOT else RETRIEVAL
+    step = measure if measure in (ZERO_SHOT, GRID) else RETRIEVAL
     outs = [paths.get(f"seed{seed}_{step}", "") for seed in seeds]
     for row in rows_of(table):
         if measure == CANARIES:
             audits = [paths[f"seed{seed}_audit_{row.part}"] for seed in seeds]
             own = canary_cells(audits, table["forms"])
+        elif measure == OVERLAP:
+            share = _json(paths[OVERLAP], "overlap.json")[row.name]["contained"]
+            note = f"{share['low']:.4f} to {share['high']:.4f}"
+            own = {"share": Cell(share["share"], note=note)}
         elif measure == RETRIEVAL:
             own = {c: _mean(outs, [""], row, c) for c in table["columns"]}
         elif measure == ZERO_SHOT:
@@ -178,6 +183,8 @@ def cells(
             read = [_json(out, "metrics.json")["similarity"] for out in outs]
             own = _similarity([each[row.name] for each in read])
         found[row.name] = own
+    if measure == GRID:  # best first
+        found = dict(sorted(found.items(), key=lambda own: -own[1]["bleu"].value))
     return found
 
 
@@ -259,5 +266,6 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
     for name, table in found["tables"].items():
         verdicts = [each["verdict"] for each in table["verdicts"]]
         held = f"{verdicts.count(HOLDS)} of {len(verdicts)} orderings hold"
+        held = held if verdicts else f"best is {table['rows'][0]['name']}"
         lines.append(f"Table {name}. {table['title']}: {held}.")
     return "\n".join(lines)

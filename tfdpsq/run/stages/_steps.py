@@ -25,6 +25,7 @@ STAGES = {
         "log": "import",
         **dict.fromkeys(("prepare", "pretrain", "histogram", "finetune"), ""),
         **dict.fromkeys(("synthesize", "mine", "evaluate", "canaries", "audit"), ""),
+        "overlap": "",
         "adapter": "train_adapter",
         "retriever": "train_retriever",
         "direct": "train_retriever",
@@ -94,6 +95,7 @@ class JobSteps(list):
         given: Mapping[str, Any],
         own: Any = None,
         audited: bool = False,
+        **writing: Any,
     ) -> tuple[StepOutput, StepOutput]:
         """Adds a generator and its set; `name` has a blank for the word."""
         epsilon = given["epsilon"]
@@ -103,7 +105,8 @@ class JobSteps(list):
         shows = {} if audited else {"chart": "Generator"}
         step = name.format("generator")
         generator = self.make(step, "finetune", given, label, own, **shows)
-        given = {"generator": generator, "corpus": self.pairs, "histogram": histogram}
+        given = {"corpus": self.pairs, "histogram": histogram, **writing}
+        given["generator"] = generator
         label = at("Audited set" if audited else "Synthetic", epsilon)
         shows = {} if audited else {"set": row_part(epsilon)}
         made = self.make(name.format("synthetic"), "synthesize", given, label, **shows)
@@ -126,13 +129,17 @@ class JobSteps(list):
             given.update(steps=own.steps, epochs=own.epochs)
         return self.make(name, group, given, label, chart="Retriever")
 
+    def canaries(self, name: str, own: Any = None, **given: Any) -> StepOutput:
+        """Adds the pairs with canaries, or without some that are left out."""
+        given.update(user_field=self.s.finetune.user_field, data=self.pairs)
+        given["split"] = self.s.finetune.split
+        return self.make(name, "canaries", given, "Canaries", own)
+
     def audit(
         self, part: str, given: Mapping[str, Any], own: Any = None, before: str = ""
     ) -> None:
         """Adds a generator that is trained on canaries, and attacks on it."""
-        own_pairs = {"user_field": self.s.finetune.user_field, "data": self.pairs}
-        own_pairs["split"] = self.s.finetune.split
-        canaries = self.make(f"{before}canaries", "canaries", own_pairs, "Canaries")
+        canaries = self.canaries(f"{before}canaries")
         trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
         name = f"{before}audited_{{}}_{part}"
         generator, written = self.generated(name, trained, own, audited=True)

@@ -8,12 +8,11 @@ as on any pairs, then run `audit`.
 
 A canary's secret is a number of random digits. By default it is in the **query**,
 which is what is protected; a model that learnt nothing could copy it from a document.
-The forms, the paper's last, each as (query, document):
+The forms, each as (query, document):
 
     secret                 the secret alone, a random document
-    own_document           words of a random query and the secret, that query's document
-    random_document        words of a random query and the secret, another document
-    paper_query            a random query and the secret, that query's document
+    own_document           a random query and the secret, that query's document
+    random_document        a random query and the secret, another document
     paper_own_document     a random query, its document and the secret
     paper_random_document  a random query, another document and the secret
 
@@ -44,7 +43,6 @@ from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, path, setting
 from tfdpsq.validation import InputError
 
-_PREFIX = 24  # characters before a secret: no query length cuts the secret off
 _FEWEST_COINS = 24  # fewer than two fall on one side in 3 of a million draws
 
 
@@ -60,7 +58,7 @@ class InsertCanaries(Stage):
         data: str = path(Pairs, "pydocs")
         split: str = setting("train")
         most_pairs: int = setting(
-            0, ge=0, help="to keep, at random, as few are learnt sooner; 0 keeps all"
+            0, ge=0, help="to keep, at random; others are split left_out; 0 keeps all"
         )
         user_field: str = setting("user_id")
         trials: int = setting(
@@ -77,7 +75,7 @@ class InsertCanaries(Stage):
         )
         digits: int = setting(10, ge=8, le=18, help="of a secret")
         query_characters: int = setting(
-            0, ge=0, help="of the paper's forms, before the secret; 0 for all"
+            24, ge=0, help="kept before a secret, for query_length; 0 keeps all"
         )
         document_characters: int = setting(0, ge=0, help="the same of a document")
         coins: int = setting(
@@ -136,14 +134,14 @@ def _draw(beir: BeirDirectory, s: Any, random: np.random.Generator) -> list[Cana
     for (form, repetitions, coin), pair in zip(kinds, own):
         secret = next(numbers)
         candidates = itertools.islice(numbers, 0 if coin else s.candidates - 1)
-        on_own = form in ("own_document", "paper_query", "paper_own_document")
-        most = s.query_characters if form in canary_set.PAPER_FORMS else _PREFIX
+        on_own = form in ("own_document", "paper_own_document")
+        words = "" if form == "secret" else _prefix(pair.query, s.query_characters)
         found.append(
             Canary(
                 form=form,
                 repetitions=repetitions,
                 coin=coin,
-                prefix="" if form == "secret" else _prefix(pair.query, most),
+                prefix=words,
                 secret=secret,
                 candidates=tuple(candidates),
                 document_id=pair.document_id if on_own else next(others),
@@ -193,12 +191,13 @@ def _write(
         if not has_users:  # its only query gives a user's id
             metadata = {**fields.get("metadata", {}), s.user_field: query_id}
             fields = {**fields, "metadata": metadata}
-        if query_id not in left:
-            writer.add_query(query_id, text, fields)
+        writer.add_query(query_id, text, fields)
     for split in beir.splits():
         for _, query_id, document_id, score in beir.judgements(split):
             if writer.has("query", query_id) and writer.has("document", document_id):
-                writer.add_judgement(split, query_id, document_id, score)
+                out = split == s.split and query_id in left
+                name = canary_set.LEFT_OUT if out else split
+                writer.add_judgement(name, query_id, document_id, score)
     for number, canary in enumerate(made):
         name = f"{ID_PREFIX}{number}"
         document_id = name if canary.in_document else canary.document_id

@@ -22,6 +22,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import validation
+from tfdpsq.run.common.canary_set import DATA, LEFT_OUT
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
 from tfdpsq.run.frame.artefacts import SET
@@ -30,7 +31,7 @@ from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
 from tfdpsq.run.report.tables import RETRIEVAL, ZERO_SHOT, Row
 from tfdpsq.run.stages import pipeline
-from tfdpsq.run.stages._steps import JobSteps
+from tfdpsq.run.stages._steps import STAGES, JobSteps
 from tfdpsq.validation import InputError
 
 RETRIEVERS = "base"  # the size that all retrievers start from
@@ -57,6 +58,7 @@ class Reproduce(Job):
         audit: dict = setting(
             {}, help="settings of job.finetune that differ on pairs with canaries"
         )
+        overlap: Any = nested(STAGES["overlap"].Settings, filled=("data", "seed"))
         seeds: tuple[int, ...] = setting((0,), of=Rule(ge=0, le=settings.SEED))
         sets: dict = setting(
             {}, help="of the zero-shot tables: {name: BEIR}; those without are left out"
@@ -127,6 +129,9 @@ class _Rows(JobSteps):
             self.measure(before)
             for row in self.of(tables.CANARIES):  # others for each seed
                 self.audit(row.part, *self._finetune(row, **s.audit), before)
+            for table in self.wanted.values():
+                if table["measure"] == tables.GRID:
+                    self.grid(tables.rows_of(table), table["most_pairs"], before)
 
     def of(self, *measures: str) -> list[Row]:
         """Returns the rows of all tables of some measures, each once."""
@@ -140,15 +145,16 @@ class _Rows(JobSteps):
 
     def _finetune(self, row: Row, **changes: Any) -> tuple[dict[str, Any], Any]:
         """Returns what is given to a row's generator, and its settings."""
-        given = {"init": self._model(row.size), "pairs": self.pairs}
+        given = {"init": self._model(row.size), "epsilon": row.epsilon}
         config = settings.config_of(self.s.finetune)
         config.update({**self.all.sizes[row.size].get("finetune", {}), **changes})
         own = settings.from_config(type(self.s.finetune), config, "job.finetune.")
-        return {**given, "epsilon": row.epsilon}, own
+        return given, own
 
-    def _set(self, row: Row, before: str) -> StepOutput:
-        name = f"{before}{{}}_{row.part}"
-        return self.generated(name, *self._finetune(row))[1]
+    def _set(self, row: Row, before: str, pairs: str = "", **more: Any) -> StepOutput:
+        given, own = self._finetune(row)
+        given["pairs"] = pairs or self.pairs
+        return self.generated(f"{before}{{}}_{row.part}", given, own, **more)[1]
 
     def _retriever(self, row: Row, before: str) -> StepOutput:
         given: dict[str, Any] = {"init": self._model(RETRIEVERS)}
@@ -182,6 +188,26 @@ class _Rows(JobSteps):
         if systems:
             given = {"systems": systems, "sets": beir, **common}
             self.make(f"{before}{ZERO_SHOT}", "evaluate", given, own=default)
+        if self.of(tables.OVERLAP):
+            given = {"data": self.pairs}
+            self.make(tables.OVERLAP, "overlap", given, own=self.all.overlap)
+
+    def grid(self, points: Sequence[Row], most_pairs: int, before: str) -> None:
+        """Adds a grid's points, and their BLEU on pairs that none was trained on."""
+        own = STAGES["canaries"].Settings(trials=0)
+        cut = self.canaries(f"{before}grid_pairs", own, most_pairs=most_pairs)
+        pairs = StepOutput(f"{cut}/{DATA}")
+        writing: dict[str, Any] = {"corpus": pairs, "split": LEFT_OUT}
+        writing.update(documents="train", training_documents_are_public=True)
+        writing["max_documents"] = 0
+        sets = {row.name: self._set(row, before, pairs, **writing) for row in points}
+        given: dict[str, Any] = {"data": pairs, "split": LEFT_OUT, "systems": {}}
+        given.update(synthetic=sets, similarity_split=LEFT_OUT)
+        given["similarity"] = dataclasses.replace(
+            self.s.evaluate.similarity, training_split=LEFT_OUT, samples=1
+        )
+        own = type(self.s.evaluate)()
+        self.make(f"{before}{tables.GRID}", "evaluate", given, own=own)
 
 
 STAGE = Reproduce()

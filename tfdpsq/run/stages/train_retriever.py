@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpsq import retriever
+from tfdpsq import privacy, retriever
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import direct, hard_negatives, training
@@ -61,6 +61,12 @@ class TrainRetriever(training.Training):
             when={"init": ("",)},
         )
         method: str = setting(PLAIN, choices=(PLAIN, *_METHODS))
+        sensitivity: str = setting(
+            direct.PROOF,
+            choices=(direct.PROOF, direct.UNSOUND),
+            when={"method": ("naive",)},
+            help="batch_size is the paper's factor, unsound: nothing is certified",
+        )
         embedding_dim: int = setting(768, ge=1, le=10**6)
         scale: float = setting(20.0, gt=0, le=1e6, help="of cosines")
         shared: bool = setting(True, help="one encoder for queries and documents")
@@ -117,7 +123,7 @@ class TrainRetriever(training.Training):
         """Without training, pairs are not read and cost nothing."""
         if not _trains(s):
             return ("pairs", hard_negatives.RUN)
-        return super().covered(s, given)
+        return () if s.sensitivity == direct.UNSOUND else super().covered(s, given)
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
         """Untrained, it is what `init` is."""
@@ -159,16 +165,21 @@ class TrainRetriever(training.Training):
             if units.private:
                 facts = training.training_facts(s, model)
                 facts.update(direct.facts(s, model), hard_negatives=mined)
-                how = "directly on private pairs"
+                how, argument = "directly on private pairs", s.method
                 if s.method == PLAIN:
                     how = "on private pairs, unprotected"
+                elif s.sensitivity == direct.UNSOUND:
+                    how = "on private pairs with too little noise for a guarantee"
+                    spec = training.spec_of(s, units, epsilon=math.inf)
+                    plan = privacy.make_plan(spec)
+                    own, argument = {"run_id": None}, direct.UNSOUND
                 certificate = training.certificate_of(
                     c,
                     plan,
                     result,
                     facts,
                     description=f"A two-tower retriever trained {how}.",
-                    sensitivity_argument=direct.ARGUMENTS[s.method].format(unit=s.unit),
+                    sensitivity_argument=direct.ARGUMENTS[argument].format(unit=s.unit),
                     **own,
                 )
         training.require_finite(model, s)
