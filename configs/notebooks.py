@@ -41,7 +41,7 @@ def get_config(scale="default"):
     config.retriever.steps = 40
     config.evaluate.similarity.update(samples=500, seeds=3)
     config.canaries.update(repetitions=(1, 10, 50), trials=2, coins=100)
-    config.audit.update(members=300, samples_per_document=4)
+    config.audit.members = 300
     if scale == "small":
         config.finetune.accountant = "rdp"
         config.finetune.batch_size = config.finetune.microbatch_size = 16
@@ -53,5 +53,5 @@ def get_config(scale="default"):
         config.evaluate.resamples = 200
         config.evaluate.similarity.update(samples=100, seeds=2)
         config.canaries.update(repetitions=(2,), trials=1, coins=24)
-        config.audit.update(members=10, samples_per_document=1)
+        config.audit.members = 10
     return config

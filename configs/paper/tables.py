@@ -57,7 +57,7 @@ TINY_GRID = {
     "learning_rate": (2e-3, 1e-3),
     "clip_norm": (0.1, 0.25),
     "batch_size": (512,),
-    "steps": (24,),
+    "steps": (12,),
 }
 _BASE = tuple(f"synthetic-base-{e}" for e in ("inf", "eps16", "eps8", "eps3"))
 _DIRECT = ("direct-eps16", "direct-eps8", "direct-eps3")
@@ -353,7 +353,7 @@ def _tiny(config):
     }
     # The T5 that comes with the package is the only size, and the sets are others.
     config.tables = {name: _of_base(t) for name, t in TABLES.items()}
-    config.tables["1"] = _grid("base", TINY_GRID, 17_500)
+    config.tables["1"] = _grid("base", TINY_GRID, 16_000)
     for name, point in points("base", TINY_GRID).items():
         config.sizes[name] = {"init": config.job.init, "finetune": point}
     # The T5 was trained on the documents of all of pydocs.

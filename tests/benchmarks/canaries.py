@@ -6,8 +6,8 @@ Inserts the paper's canaries (section 6.3) into private pairs, each secret with 
 user; trains the quickstart's generator on them for each privacy unit and ε; writes a
 set; and audits both (see `run/stages/audit.py`). Prints one JSON line: for each of
 these and each number of repetitions the mean rank of the secrets among 100 candidates
-with its p-value against chance, their mean exposure, the share that leaked into
-generated queries, and the lower bounds on ε.
+with its p-value against chance, their mean exposure, the share that leaked into the
+set, which has a query for every training document, and the lower bounds on ε.
 
 A secret repeated 100 times is 100 units under unit query, and one under unit user:
 `--guarantees` chooses the measured ones, as UNIT:EPSILON.
@@ -89,10 +89,11 @@ def run(options):
         generator = private / f"generator_{name}"
         execute(finetune.STAGE, generator, training)
         writing = job.synthesize.to_dict()
-        writing |= {"generator": str(generator), "corpus": data, "max_length": 24}
+        corpus = training["pairs"]
+        writing |= {"generator": str(generator), "corpus": corpus, "max_length": 24}
+        writing |= {"documents": "train", "training_documents_are_public": True}
         written = private / f"synthetic_{name}"
-        limit = {"max_documents": options.documents}
-        execute(synthesize.STAGE, written, {**writing, **limit})
+        execute(synthesize.STAGE, written, {**writing, "max_documents": 0})
         auditing = {
             "canaries": str(private / "canaries"),
             "generator": str(generator),
@@ -119,7 +120,6 @@ def summary(found):
                 "ranked_first": float(np.mean(np.equal(entry["ranks"], 1))),
                 "exposure": round(float(np.mean(entry["exposure"])), 2),
                 "leaked": entry["leaked"],
-                "leaked_in_set": entry["leaked_in_set"],
                 "epsilon_pure": round(entry["epsilon_pure"], 4),
             }
             for entry in found["canaries"]
@@ -164,7 +164,6 @@ def main():
     parser.add_argument("--coins", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=128)
-    parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--document_length", type=int, default=0)
     parser.add_argument("--members", type=int, default=1000)
     options = parser.parse_args()

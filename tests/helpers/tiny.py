@@ -97,7 +97,7 @@ def tiny_config(data, embedded=None):
     config.finetune.query_length = config.synthesize.max_length = 48
     config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
     config.canaries.coins = 24
-    config.audit.update(samples_per_document=1, members=10, batch_size=16)
+    config.audit.update(members=10, batch_size=16)
     config.synthesize.update(batch_size=16, shards=2)
     for stage in (config.retriever, config.direct):
         stage.update(lengths, embedding_dim=16, batch_size=4, n_is_public=True)

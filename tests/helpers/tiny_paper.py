@@ -56,7 +56,6 @@ def settings(base):
         "job.canaries.document_characters": 20,
         "job.canaries.query_characters": 20,
         "job.audit.members": 6,
-        "job.audit.samples_per_document": 1,
         "job.evaluate.resamples": 100,
     }
 

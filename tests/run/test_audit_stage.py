@@ -75,7 +75,6 @@ def _settings(base, **changes):
     usual = {
         "canaries": str(base / "private" / "canaries"),
         "generator": str(base / "private" / "generator"),
-        "samples_per_document": 2,
         "members": 10,
         "batch_size": 16,
     }

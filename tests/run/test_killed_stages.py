@@ -74,8 +74,7 @@ def _commands(base):
     audited = {**trained, "pairs": private / "canaries" / "data", "query_length": 48}
     yield private / "audited", "finetune", audited
     attacked = {"canaries": private / "canaries", "generator": private / "audited"}
-    attacked |= {"samples_per_document": 1, "members": 10}
-    yield private / "audit", "audit", attacked
+    yield private / "audit", "audit", {**attacked, "members": 10}
     texts = {"data": pairs, "corpus": f'("{base}/texts.txt",)', "draws": 1}
     yield private / "overlap", "overlap", texts
 

@@ -215,7 +215,6 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions
         "p_value": p_value,
         "exposure": [6.6, 6.6, 4.6],
         "leaked": leaked,
-        "leaked_in_set": 0.0,
         "epsilon_pure": 0.0159,
     }
     bounds = {"epsilon": bound, "correct": 90, "guesses": [50, 50], "canaries": 1000}

@@ -168,8 +168,7 @@ def _entry(form, times, ranks, in_set):
         "ranks": ranks,
         "candidates": 100,
         "mean_rank": float(np.mean(ranks)),
-        "leaked": 1.0,
-        "leaked_in_set": in_set,
+        "leaked": in_set,
         "epsilon_pure": 1 / times,
     }
 

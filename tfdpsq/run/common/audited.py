@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ from sacrebleu.metrics import CHRF
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.data.beir import PairTable
-from tfdpsq.data.texts import Document, Pair
-from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator, TopP
+from tfdpsq.data.texts import Pair
+from tfdpsq.generator import Preprocessor, QueryLikelihood, T5QueryGenerator
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.canary_set import Canary
 from tfdpsq.run.frame.runner import Context
@@ -24,16 +24,16 @@ class Subject:
 
     def __init__(self, c: Context):
         """Loads models and texts; raises InputError if training cut secrets off."""
-        self.c, canaries = c, c.given["canaries"].path
+        self.settings, canaries = c.settings, c.given["canaries"].path
         self.made = canary_set.read_canaries(canaries)
         self.pairs = BeirDirectory(f"{canaries}/{canary_set.DATA}")
-        generator = c.given["generator"]
+        self.generator = generator = c.given["generator"]
         with c.scope():
-            self.model = T5QueryGenerator.from_preset(generator.path)
+            model = T5QueryGenerator.from_preset(generator.path)
             start = T5QueryGenerator.from_preset(generator.facts["init"])
-            own: Any = self.model.preprocessor
+            own: Any = model.preprocessor
             size = c.settings.batch_size
-            self._own = QueryLikelihood(self.model, own, size)
+            self._own = QueryLikelihood(model, own, size)
             self._start = QueryLikelihood(start, own, size)
         wanted = {canary.document_id for canary in self.made}
         documents = self.pairs.documents()
@@ -69,19 +69,6 @@ class Subject:
         """Returns a canary, or one of its candidates, as a pair."""
         text = canary.document(self.documents[canary.document_id], secret)
         return Pair("", canary.query(secret), canary.document_id, text)
-
-    def written(self, made: Sequence[Canary]) -> Iterator[str]:
-        """Yields what the generator writes for the documents, without the secrets."""
-        s, ids = self.c.settings, [canary.document_id for canary in made]
-        with self.c.scope():
-            rows = self.model.write_queries(
-                [Document(each, "", self.documents[each]) for each in ids],
-                TopP(0.8),  # the paper's
-                seed=s.seed,
-                samples=s.samples_per_document,
-                batch_size=s.batch_size,
-            )
-        return (row.query for row in rows)
 
 
 def require_whole(
@@ -147,15 +134,12 @@ def members_of(
         ]
         return [rows[at] for at in random.permutation(len(rows))[:most]]
 
-    inside = drawn([split])
-    outside = drawn(other for other in beir.splits() if other != split)
-    count = min(len(inside), len(outside))
-    if count < 2:
+    both = drawn([split]), drawn(other for other in beir.splits() if other != split)
+    sizes = [len(rows) for rows in both]
+    if min(sizes) < 2:
         raise InputError(
-            f"split {split!r} has {len(inside)} queries and the others "
-            f"{len(outside)}. Give data with 2 of each."
+            f"split {split!r} has {sizes[0]} queries and the others {sizes[1]}. Give "
+            "data with 2 of each."
         )
-    members, others = (
-        [table[row] for table, row in rows[:count]] for rows in (inside, outside)
-    )
+    members, others = ([table[n] for table, n in rows[: min(sizes)]] for rows in both)
     return members, others

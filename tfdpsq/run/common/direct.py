@@ -28,12 +28,10 @@ from tfdpsq.run.frame.runner import Context
 from tfdpsq.validation import InputError
 
 PLAIN = "plain"
-PROOF, UNSOUND = "proof", "batch_size"  # sensitivities of "naive"
 _MOST_DOCUMENTS = 100_000  # that negatives are drawn from
 # Why each method's sensitivity holds for a `unit`.
 ARGUMENTS = {
-    PLAIN: "None: nothing is clipped and no noise is added.",
-    UNSOUND: "None: noise is for the batch size times C, which one {unit} can exceed.",
+    PLAIN: "None: there is no noise, or less than what is proved to be enough.",
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
         "softmax reads all rows. Adding or removing one {unit} changes its own row (C) "
@@ -89,8 +87,6 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
     if s.method == "naive":  # the sensitivity depends on the largest batch
         most = plans.max_batch_size_of(training.spec_of(s, units))
         multiplier: float = retriever.naive_sensitivity_multiplier(most)
-        if s.sensitivity == UNSOUND:
-            multiplier = s.batch_size
         own["max_batch_size"] = most
     elif s.method == "microbatch":
         multiplier = retriever.microbatch_sensitivity_multiplier()
@@ -99,6 +95,9 @@ def plan_of(c: Context, s: Any, units: training.Units) -> privacy.PrivacyPlan:
         multiplier = retriever.public_negatives_sensitivity_multiplier()
     spec = training.spec_of(s, units, sensitivity_multiplier=multiplier, **own)
     plan = privacy.make_plan(spec)
+    if s.unsound:  # noise as if the sum moved by batch_size · C
+        noise = plan.noise_multiplier * s.batch_size / multiplier
+        plan = dataclasses.replace(plan, noise_multiplier=noise)
     if s.method != "naive":  # its rows are dealt one by one, whatever their number
         c.devices.require_share(s.batch_size)
     return plan
@@ -144,8 +143,7 @@ def train(c: Context, planned: Any, model: retriever.TwoTower) -> dict[str, Any]
             size = min(size, plan.max_rows)
             losses = retriever.NaiveLosses(model, size)
             loss = model.per_example_losses
-            engine = naive_engine(losses, s.sensitivity == UNSOUND)
-            options = {"engine": engine, "layers": losses.layers}
+            options = {"engine": naive_engine(losses), "layers": losses.layers}
         else:
             loss = retriever.GroupLosses(model, plan.group_capacity)
             options = {"engine": "vectorized", "layers": loss.layers}
@@ -172,21 +170,12 @@ def rows_of(
     return arrays
 
 
-def naive_engine(
-    losses: retriever.NaiveLosses, unsound: bool = False
-) -> engines.Engine:
-    """Returns an engine that clips the gradient of each row's in-batch loss.
-
-    `unsound` takes a plan whose sensitivity is smaller than what the rows can do.
-    """
+def naive_engine(losses: retriever.NaiveLosses) -> engines.Engine:
+    """Returns an engine that clips the gradient of each row's in-batch loss."""
 
     def clipped(
         plan: privacy.PrivacyPlan, batch: Mapping[str, Any], variables: Sequence[Any]
     ) -> engines.Clipped:
-        if unsound:
-            least = retriever.naive_sensitivity_multiplier(plan.max_batch_size)
-            spec = dataclasses.replace(plan.spec, sensitivity_multiplier=least)
-            plan = dataclasses.replace(plan, spec=spec)
         of_rows, gradient = losses(batch)
         return engines.clipped_row_by_row(
             plan, of_rows, gradient, variables, batch["weights"]

@@ -30,7 +30,6 @@ from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError
 
-_FIRST_SEED = 25  # of k-means, as published
 _INDEXED = 20_000  # training queries at a time
 _LENGTH = 128  # tokens of a text: more than a query has
 
@@ -44,7 +43,7 @@ class SimilaritySettings(settings.Settings):
         "t5_tiny_pydocs",
         help="whose encoder makes features for MAUVE, or a keras-nlp preset of GPT-2",
     )
-    seeds: int = setting(5, ge=2, help="of k-means, for MAUVE")
+    seeds: int = setting(5, ge=2, help="of k-means, for MAUVE, from 25 as published")
     samples: int = setting(5_000, ge=1, help="most texts of a set that get features")
     training_split: str = setting("train", help="where copies are looked for")
     batch_size: int = setting(128, ge=1, speed=True)
@@ -55,9 +54,7 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Compares sets (directories by name) with the private queries of a split.
 
-    Returns:
-      {set: JSON values}, see the module; without "mauve" where there are fewer than two
-      texts on a side.
+    Returns {set: JSON values}, see the module; of one text there is no "mauve".
     """
     if not sets:
         return {}
@@ -83,17 +80,11 @@ def measure(
             **_bleu(pairs, split),
             "sizes": {"synthetic": count, "held_out": len(asked), "compared": size},
             **_diversity(sample[:size], held_out[:size]),
-            "rules": {
-                "words": words.RULES,
-                "equal_texts": "the same words in the same order",
-                "featurizer": own.init,
-            },
+            "rules": {"words": words.RULES, "featurizer": own.init},
         }
         if size > 1:
-            seeds = range(_FIRST_SEED, _FIRST_SEED + own.seeds)
-            mauve = evaluation.mauve_of_features(
-                featurize(sample[:size]), features[:size], seeds=seeds
-            )
+            theirs, seeds = featurize(sample[:size]), range(25, 25 + own.seeds)
+            mauve = evaluation.mauve_of_features(theirs, features[:size], seeds=seeds)
             found["mauve"] = dataclasses.asdict(mauve)
         if apart:
             exact = {"synthetic": _queries(place), "held_out": asked.values()}
@@ -137,22 +128,18 @@ def _bleu(pairs: Sequence[tuple[str, list[str]]], split: str) -> dict[str, Any]:
     if not pairs:
         return {"bleu": None, "queries": 0}
     score, signature = evaluation.corpus_bleu(*map(list, zip(*pairs)))
-    return {
-        "bleu": score,
-        "signature": signature,
-        "queries": len(pairs),
-        "against": f"private queries of split {split!r} on the same documents",
-    }
+    against = f"private queries of split {split!r} on the same documents"
+    found = {"bleu": score, "signature": signature, "queries": len(pairs)}
+    return {**found, "against": against}
 
 
 def _diversity(ours: Sequence[str], theirs: Sequence[str]) -> dict[str, dict]:
     """Compares samples of synthetic and held-out queries of the same size."""
     own, other = evaluation.diversity_of(ours), evaluation.diversity_of(theirs)
-    difference = evaluation.diversity_difference(ours, theirs)
-    found = {}
+    found: dict[str, dict] = {**evaluation.diversity_difference(ours, theirs)}
     for kind in ("distinct", "lengths", "vocabulary"):
         both = {"synthetic": own[kind], "held_out": other[kind]}
-        found[kind] = {**both, **difference.get(kind, {})}
+        found[kind] = {**both, **found.get(kind, {})}
     return found
 
 
@@ -172,17 +159,16 @@ def load_features(
     forward = tf.function(states, [matrix, matrix], autograph=False)
 
     def features(texts: Sequence[str]) -> np.ndarray:
-        numbers: dict[str, int] = {}  # so that equal texts are equal to the bit
-        own = [numbers.setdefault(text, len(numbers)) for text in texts]
-        ids, lengths = map(np.asarray, encode(list(numbers)))
-        order = np.argsort(-lengths, kind="stable")  # like lengths share a batch
-        found = []
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            widest = lengths[rows[0]]
-            mask = np.arange(widest) < lengths[rows][:, np.newaxis]
-            found.append(forward(ids[rows, :widest], mask.astype(np.int32)).numpy())
-        return np.concatenate(found)[np.argsort(order)][own]
+        # Each once, so that equal texts are equal to the bit; like lengths together.
+        unique = sorted(dict.fromkeys(texts), key=len)
+        ids, lengths = map(np.asarray, encode(unique))
+        found: dict[str, np.ndarray] = {}
+        for start in range(0, len(unique), batch_size):
+            some = slice(start, start + batch_size)
+            mask = np.arange(lengths[some].max()) < lengths[some, np.newaxis]
+            rows = forward(ids[some, : mask.shape[1]], mask.astype(np.int32)).numpy()
+            found.update(zip(unique[some], rows))
+        return np.stack([found[text] for text in texts])
 
     return features
 

@@ -175,6 +175,8 @@ def _element(name: str, value: Any, rule: Rule) -> Any:
     for typical in (*rule.choices, rule.ge, rule.gt, rule.le, rule.lt):
         if typical is not None:
             return _checked(name, value, typical, rule)
+    if isinstance(value, ml_collections.ConfigDict):
+        return value.to_dict()
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -50,8 +50,7 @@ class Row:
         if found is None or last != step_part(epsilon):
             raise InputError(
                 f"a table has the row {name!r}; rows are named original, "
-                "synthetic-SIZE-eps8, synthetic-SIZE-inf, direct-eps8, "
-                f"{' or '.join(CONTROLS)}."
+                "synthetic-SIZE-eps8, synthetic-SIZE-inf or direct-eps8."
             )
         return cls(name, name.partition("-")[0], found[1] or "", epsilon)
 
@@ -63,15 +62,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One of our numbers.
-
-    `queries` holds what it is the mean of, [queries] for each set, in an order shared
-    by all cells of a column; `note` is printed below it.
-    """
+    """One of our numbers."""
 
     value: float
+    # [queries] of each set, whose mean it is, in an order shared by a column's cells
     queries: tuple[np.ndarray, ...] = ()
-    note: str = ""
+    note: str = ""  # printed below it
 
 
 Cells = Mapping[str, Mapping[str, Cell]]  # by row and column
@@ -79,22 +75,20 @@ Cells = Mapping[str, Mapping[str, Cell]]  # by row and column
 
 def rows_of(table: Mapping[str, Any]) -> list[Row]:
     """Returns the paper's rows, best first by its first column, and the controls."""
-    paper = list(table["paper"])
-    if all(table["paper"].values()):
-        paper.sort(key=lambda row: table["paper"][row][0])
-        if table["columns"][0] not in table["lower"]:
-            paper.reverse()
-    return [Row.of(name) for name in (*paper, *table["controls"])]
+    sign = 1 if table["lower"] else -1
+    numbers = {row: [sign * n for n in own] for row, own in table["paper"].items()}
+    names = sorted(numbers, key=numbers.__getitem__)
+    return [Row.of(name) for name in (*names, *table["controls"])]
 
 
 def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str, Any]:
     """Returns an entry of `tables` with our numbers next to the paper's, as JSON."""
-    names = table["columns"]
+    names, columns = table["columns"], list(next(iter(ours.values())))
     paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
     return {
         "title": table["title"],
         "note": table.get("note", ""),
-        "columns": list(next(iter(ours.values()))),
+        "columns": columns,
         "rows": [
             {
                 "name": row,
@@ -107,7 +101,7 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
             for claim in table["claims"]
-            if claim[2] in next(iter(ours.values()))
+            if claim[2] in columns
         ],
     }
 
@@ -122,21 +116,13 @@ def judge(
     """Checks whether (row above, row below, column), an ordering of the paper's, holds.
 
     In columns of `lower`, less is better. A row above `NOTHING` is above 0, and one
-    below it is 0. The 95 % interval is over queries, resampled within each set.
-
-    Returns:
-      The claim; "difference", ours, "low" and "high", its interval or `None` without
-      queries; "paper", its difference, `None` for what it does not print; "verdict":
-      HOLDS where difference and interval are above 0, OPEN where the interval holds 0,
-      else FAILS.
+    below it is 0. OPEN is a 95 % interval over queries, within each set, that holds 0.
     """
-    above, below, column = claim
+    (above, below, column), low, high = claim, None, None
     sign = -1.0 if column in lower else 1.0
-    ours, paper = (
-        {NOTHING: {column: Cell(0.0)}, **ours},
-        {NOTHING: {column: 0.0}, **paper},
-    )
-    a, b, low, high = ours[above][column], ours[below][column], None, None
+    ours = {NOTHING: {column: Cell(0.0)}, **ours}
+    paper = {NOTHING: {column: 0.0}, **paper}
+    a, b = ours[above][column], ours[below][column]
     difference = sign * (a.value - b.value)
     one, other = (paper.get(row, {}).get(column) for row in (above, below))
     equal = above == NOTHING and not difference
@@ -225,11 +211,11 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
     """Returns means over seeds; MAUVE only where there are features for it."""
     # sacrebleu's BLEU is in per cent.
     bleu = float(np.mean([(each["bleu"] or 0.0) / 100 for each in measured]))
-    mauves = [each["mauve"]["mean"] for each in measured if "mauve" in each]
-    if not mauves:
-        return {"bleu": Cell(bleu)}
-    note = f"features of {measured[0]['rules']['featurizer']}"
-    return {"bleu": Cell(bleu), "mauve": Cell(float(np.mean(mauves)), note=note)}
+    found = {"bleu": Cell(bleu)}
+    if mauves := [each["mauve"]["mean"] for each in measured if "mauve" in each]:
+        note = f"features of {measured[0]['rules']['featurizer']}"
+        found["mauve"] = Cell(float(np.mean(mauves)), note=note)
+    return found
 
 
 def canary_cells(audits: Sequence[str], forms: Sequence[str]) -> dict[str, Cell]:
@@ -245,7 +231,7 @@ def canary_cells(audits: Sequence[str], forms: Sequence[str]) -> dict[str, Cell]
         p_value = evaluation.rank_p_value(ranks, own[0]["candidates"])
         note = f"{len(ranks)} secrets, p = {p_value:.2g}"
         # A secret leaks where it can be read in what is released.
-        shares = [entry["leaked_in_set"] for entry in own]
+        shares = [entry["leaked"] for entry in own]
         leaked = np.average(shares, weights=[len(entry["ranks"]) for entry in own])
         found[f"rank, {count}"] = Cell(float(ranks.mean()), note=note)
         found[f"leaked, {count}"] = Cell(float(leaked))

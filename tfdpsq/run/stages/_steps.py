@@ -140,12 +140,22 @@ class JobSteps(list):
     ) -> None:
         """Adds a generator that is trained on canaries, and attacks on it."""
         canaries = self.canaries(f"{before}canaries")
-        trained = {**given, "pairs": StepOutput(f"{canaries}/{DATA}")}
-        name = f"{before}audited_{{}}_{part}"
-        generator, written = self.generated(name, trained, own, audited=True)
+        pairs = StepOutput(f"{canaries}/{DATA}")
+        name, writing = (
+            f"{before}audited_{{}}_{part}",
+            of_split(pairs, self.s.finetune.split),
+        )
+        trained = {**given, "pairs": pairs}
+        generator, written = self.generated(name, trained, own, audited=True, **writing)
         made = {"canaries": canaries, "generator": generator, "synthetic": written}
         label = at("Audit", given["epsilon"])
         self.make(f"{before}audit_{part}", "audit", made, label)
+
+
+def of_split(pairs: StepOutput, split: str) -> dict[str, Any]:
+    """Returns settings to write for a split's documents alone; keep the set private."""
+    public = {"training_documents_are_public": True, "max_documents": 0}
+    return {"corpus": pairs, "documents": "train", "split": split, **public}
 
 
 def at(what: str, epsilon: float) -> str:

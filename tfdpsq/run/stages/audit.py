@@ -6,8 +6,8 @@ r"""Measure what a generator, and the set that it wrote, leak about training que
 Attacks a generator that was trained on the output of `canaries`, and its set, as the
 set's receivers would. Writes `audit.json`:
 
-    canaries    ranks of the secrets among candidates, exposure, and the share that was
-                written out, by form and repetitions (`evaluation.memorization`)
+    canaries    ranks of the secrets among candidates, exposure, and the share that can
+                be read in the set, by form and repetitions (`evaluation.memorization`)
     one_run     a lower bound on ε at δ, from the canaries with a coin; see
                 `evaluation.audit_one_run` for what it means
     membership  how well attacks tell training queries from those of other splits
@@ -57,9 +57,6 @@ class Audit(Stage):
         canaries: str = path(Artefact)
         generator: str = path(Generator)
         synthetic: str = path(SyntheticSet, "")
-        samples_per_document: int = setting(
-            20, ge=1, help="queries written for a canary's document to find its secret"
-        )
         members: int = setting(
             1000, ge=2, help="training queries, compared with as many of other splits"
         )
@@ -137,13 +134,12 @@ def _canaries(subject: Subject, unit: str) -> list[dict[str, Any]]:
         for secret in (canary.secret, *canary.candidates)
     ]
     scores = subject.scores(pairs).reshape(len(ranked), -1)
-    most, seed = scores.shape[1], subject.c.settings.seed
+    most, seed = scores.shape[1], subject.settings.seed
     ranks = evaluation.canary_ranks(scores[:, 0], scores[:, 1:], seed)
     bits = evaluation.exposure(ranks, most)
     secrets = [canary.secret for canary in ranked]
-    leaked = np.array(evaluation.leaked_secrets(secrets, subject.written(ranked)))
     texts = [query for _, query in subject.queries or ()]
-    in_set = np.array(evaluation.leaked_secrets(secrets, texts))
+    leaked = np.array(evaluation.leaked_secrets(secrets, texts))
     forms = np.array([canary.form for canary in ranked])
     repeated = np.array([canary.repetitions for canary in ranked])
     kinds = [*(form for form in canary_set.FORMS if form in forms), "all"]
@@ -153,7 +149,7 @@ def _canaries(subject: Subject, unit: str) -> list[dict[str, Any]]:
     for repetitions, form in groups:
         rows = (repeated == repetitions) & ((forms == form) | (form == "all"))
         units, own = 1 if unit == "user" else repetitions, ranks[rows]
-        in_the_set = None if subject.queries is None else float(in_set[rows].mean())
+        share = None if subject.queries is None else float(leaked[rows].mean())
         bound = evaluation.pure_epsilon_bound(own, most, units, _TOP, confidence)
         found.append(
             {
@@ -166,8 +162,7 @@ def _canaries(subject: Subject, unit: str) -> list[dict[str, Any]]:
                 "chance": (most + 1) / 2,
                 "p_value": evaluation.rank_p_value(own, most),
                 "exposure": bits[rows].tolist(),
-                "leaked": float(leaked[rows].mean()),
-                "leaked_in_set": in_the_set,
+                "leaked": share,
                 "epsilon_pure": bound,
             }
         )
@@ -187,7 +182,7 @@ def _one_run(subject: Subject, delta: float) -> dict[str, Any]:
     found = {}
     for name, each in scores.items():
         bound = evaluation.audit_one_run(
-            each, included, delta, guesses, confidence, subject.c.settings.seed
+            each, included, delta, guesses, confidence, subject.settings.seed
         )
         attack = evaluation.attack_membership(each[included], each[~included])
         found[name] = {**dataclasses.asdict(bound), "auc": _interval(attack.auc)}
@@ -196,7 +191,7 @@ def _one_run(subject: Subject, delta: float) -> dict[str, Any]:
 
 def _membership(subject: Subject) -> dict[str, Any]:
     """Returns how well each score tells training queries from others."""
-    s, split = subject.c.settings, subject.c.given["generator"].facts["split"]
+    s, split = subject.settings, subject.generator.facts["split"]
     members, others = members_of(subject.pairs, split, s.members, s.seed)
     pairs, inside = [*members, *others], np.arange(2 * len(members)) < len(members)
     scores, found = subject.scores(pairs), {}

@@ -104,7 +104,7 @@ class InsertCanaries(Stage):
         made = _draw(beir, s, random)
         (c.out / DATA).mkdir()
         with BeirWriter(c.out / DATA) as writer:
-            _write(writer, beir, s, made, _left_out(beir, s, random))
+            _write(writer, beir, s, made, random)
         canary_set.write_canaries(c.out, made)
         return {"canaries": len(made)}
 
@@ -169,24 +169,19 @@ def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
             yield number
 
 
-def _left_out(beir: BeirDirectory, s: Any, random: np.random.Generator) -> set[str]:
-    """Draws the split's queries beyond `most_pairs`."""
-    rows = [query for query, _ in beir.pairs(s.split).ids()]
-    dropped = random.permutation(len(rows))[s.most_pairs or len(rows) :]
-    return {rows[place] for place in dropped}
-
-
 def _write(
-    writer: BeirWriter, beir: BeirDirectory, s: Any, made: Sequence[Canary], left: set
+    writer: BeirWriter, beir: BeirDirectory, s: Any, made: Sequence[Canary], random: Any
 ) -> None:
     """Writes the pairs and the canaries, each query with its user."""
+    rows = sorted({row.query_id for row in beir.positives(s.split)})
+    most = s.most_pairs or len(rows)
+    left = {rows[place] for place in random.permutation(len(rows))[most:]}
     wanted, contents = {canary.document_id for canary in made}, {}
     for document in beir.documents():
         if document.id in wanted:
             contents[document.id] = document.content
         writer.add_document(document)
-    lines = beir.read_query_lines()
-    has_users = any(names_user(fields, s.user_field) for *_, fields in lines)
+    has_users = any(names_user(f, s.user_field) for *_, f in beir.read_query_lines())
     for query_id, text, fields in beir.read_query_lines():
         if not has_users:  # its only query gives a user's id
             metadata = {**fields.get("metadata", {}), s.user_field: query_id}

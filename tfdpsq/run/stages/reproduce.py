@@ -19,8 +19,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import ml_collections
-
 from tfdpsq import validation
 from tfdpsq.run.common.canary_set import DATA, LEFT_OUT
 from tfdpsq.run.common.search import BM25
@@ -31,7 +29,7 @@ from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
 from tfdpsq.run.report.tables import RETRIEVAL, ZERO_SHOT, Row
 from tfdpsq.run.stages import pipeline
-from tfdpsq.run.stages._steps import STAGES, JobSteps
+from tfdpsq.run.stages._steps import STAGES, JobSteps, of_split
 from tfdpsq.validation import InputError
 
 RETRIEVERS = "base"  # the size that all retrievers start from
@@ -67,13 +65,6 @@ class Reproduce(Job):
             (), of=Rule(), help="names of tables; () is all"
         )
         tables: dict = setting({}, help="see configs/paper/tables.py")
-
-        def __post_init__(self) -> None:
-            """See `Settings`; mappings become plain ones."""
-            super().__post_init__()
-            for name in ("sizes", "audit", "sets", "tables"):
-                plain = ml_collections.ConfigDict(getattr(self, name)).to_dict()
-                object.__setattr__(self, name, plain)
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, for each seed."""
@@ -194,18 +185,18 @@ class _Rows(JobSteps):
 
     def grid(self, points: Sequence[Row], most_pairs: int, before: str) -> None:
         """Adds a grid's points, and their BLEU on pairs that none was trained on."""
-        own = STAGES["canaries"].Settings(trials=0)
+        own: Any = STAGES["canaries"].Settings(trials=0)
         cut = self.canaries(f"{before}grid_pairs", own, most_pairs=most_pairs)
-        pairs = StepOutput(f"{cut}/{DATA}")
-        writing: dict[str, Any] = {"corpus": pairs, "split": LEFT_OUT}
-        writing.update(documents="train", training_documents_are_public=True)
-        writing["max_documents"] = 0
-        sets = {row.name: self._set(row, before, pairs, **writing) for row in points}
+        pairs, own = StepOutput(f"{cut}/{DATA}"), self.s.evaluate.similarity
+        writing = of_split(pairs, LEFT_OUT)
         given: dict[str, Any] = {"data": pairs, "split": LEFT_OUT, "systems": {}}
-        given.update(synthetic=sets, similarity_split=LEFT_OUT)
+        given["similarity_split"] = LEFT_OUT
         given["similarity"] = dataclasses.replace(
-            self.s.evaluate.similarity, training_split=LEFT_OUT, samples=1
+            own, samples=1, training_split=LEFT_OUT
         )
+        given["synthetic"] = {
+            row.name: self._set(row, before, pairs, **writing) for row in points
+        }
         own = type(self.s.evaluate)()
         self.make(f"{before}{tables.GRID}", "evaluate", given, own=own)
 

@@ -6,9 +6,6 @@ r"""Train a two-tower retriever on pairs, with differential privacy if they are 
 pairs, and without any guarantee on private ones. The other methods train directly on
 private pairs by DP-SGD: "naive", "microbatch" and "public_negatives"; see
 `tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
-
-All methods stream their pairs, tokenised, to disk, four bytes for each of a row's
-`query_length + document_length` tokens, and read them a batch at a time.
 """
 
 from __future__ import annotations
@@ -61,11 +58,10 @@ class TrainRetriever(training.Training):
             when={"init": ("",)},
         )
         method: str = setting(PLAIN, choices=(PLAIN, *_METHODS))
-        sensitivity: str = setting(
-            direct.PROOF,
-            choices=(direct.PROOF, direct.UNSOUND),
+        unsound: bool = setting(
+            False,
             when={"method": ("naive",)},
-            help="batch_size is the paper's factor, unsound: nothing is certified",
+            help="noise for batch_size times clip_norm, as in the paper: no guarantee",
         )
         embedding_dim: int = setting(768, ge=1, le=10**6)
         scale: float = setting(20.0, gt=0, le=1e6, help="of cosines")
@@ -123,7 +119,7 @@ class TrainRetriever(training.Training):
         """Without training, pairs are not read and cost nothing."""
         if not _trains(s):
             return ("pairs", hard_negatives.RUN)
-        return () if s.sensitivity == direct.UNSOUND else super().covered(s, given)
+        return () if s.unsound else super().covered(s, given)
 
     def privacy(self, s: Settings, given: Given) -> Privacy:
         """Untrained, it is what `init` is."""
@@ -157,7 +153,7 @@ class TrainRetriever(training.Training):
             if s.method == PLAIN:
                 model = _untrained(c)
                 direct.fit(c, s, model, units)
-                result, own = {"steps_executed": s.steps}, {"run_id": None}
+                result = {"steps_executed": s.steps}
             else:
                 training.open_run(c, plan)
                 model = _untrained(c)
@@ -165,21 +161,21 @@ class TrainRetriever(training.Training):
             if units.private:
                 facts = training.training_facts(s, model)
                 facts.update(direct.facts(s, model), hard_negatives=mined)
-                how, argument = "directly on private pairs", s.method
-                if s.method == PLAIN:
-                    how = "on private pairs, unprotected"
-                elif s.sensitivity == direct.UNSOUND:
-                    how = "on private pairs with too little noise for a guarantee"
-                    spec = training.spec_of(s, units, epsilon=math.inf)
-                    plan = privacy.make_plan(spec)
-                    own, argument = {"run_id": None}, direct.UNSOUND
+                how, method = "directly on private pairs", s.method
+                if s.unsound:
+                    plan = privacy.make_plan(
+                        training.spec_of(s, units, epsilon=math.inf)
+                    )
+                if method == PLAIN or s.unsound:
+                    how, method = "on private pairs, unprotected", PLAIN
+                    own = {"run_id": None}
                 certificate = training.certificate_of(
                     c,
                     plan,
                     result,
                     facts,
                     description=f"A two-tower retriever trained {how}.",
-                    sensitivity_argument=direct.ARGUMENTS[argument].format(unit=s.unit),
+                    sensitivity_argument=direct.ARGUMENTS[method].format(unit=s.unit),
                     **own,
                 )
         training.require_finite(model, s)
