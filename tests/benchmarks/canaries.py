@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from tfdpsq.data.beir import BeirWriter
 from tfdpsq.run.common import canary_set, kinds
-from tfdpsq.run.frame import artefacts, runner, settings
+from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import audit, canaries, finetune, synthesize
 
@@ -151,7 +151,7 @@ def main():
     """Parses the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
-    parser.add_argument("--data", default=artefacts.PYDOCS)
+    parser.add_argument("--data", default=kinds.PYDOCS)
     parser.add_argument("--pairs", type=int, default=4000)
     parser.add_argument(
         "--guarantees",

@@ -8,8 +8,8 @@ from helpers import framed, tiny
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
 from tfdpsq.privacy.proof.certificate import runs_of
+from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.frame import runner, settings
-from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import finetune, synthesize, train_retriever, verify
 from tfdpsq.validation import InputError

@@ -13,9 +13,8 @@ from helpers import tiny
 
 from tfdpsq.data import io
 from tfdpsq.data.sets import SyntheticQuery, read_synthetic, write_synthetic
-from tfdpsq.run.common.kinds import Pairs, SyntheticSet
+from tfdpsq.run.common.kinds import SET, Pairs, SyntheticSet
 from tfdpsq.run.frame import command, pipeline, records, runner, settings
-from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.run.stages import status

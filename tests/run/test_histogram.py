@@ -16,7 +16,8 @@ from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
 from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.run.common.documents import Histogram
-from tfdpsq.run.frame.artefacts import MARK_FILE, SET
+from tfdpsq.run.common.kinds import SET
+from tfdpsq.run.frame.artefacts import MARK_FILE
 from tfdpsq.run.stages import finetune, histogram, synthesize
 from tfdpsq.validation import InputError
 

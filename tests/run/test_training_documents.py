@@ -5,7 +5,7 @@ from helpers import framed, tiny
 
 from tfdpsq.data import read_manifest, read_synthetic
 from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.run.frame.artefacts import SET
+from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.stages.synthesize import STAGE
 from tfdpsq.validation import InputError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdpsq.data import SyntheticQuery, write_synthetic
 from tfdpsq.data.io import atomic_write
-from tfdpsq.run.frame.artefacts import SET
+from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context
 

@@ -16,12 +16,20 @@ from tfdpsq.data.sets import PART_FILE, read_manifest, read_synthetic
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.common import corpus
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import MARK_FILE, PYDOCS, SET, Artefact, class_stated
+from tfdpsq.run.frame.artefacts import MARK_FILE, Artefact, class_stated
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import InputError
 
+PYDOCS = "pydocs"  # the embedded corpus
+SET = "set"  # the folder of a set of queries in its stage's output
 MODEL = "model"  # the folder of a retriever in its stage's output
 ADAPTER_FILE = "adapter.npy"
+
+
+class File(Artefact):
+    """Any file or directory that somebody else made."""
+
+    wanted, files = "a file or directory", ("",)
 
 
 class Generator(Artefact):
@@ -206,7 +214,7 @@ class Benchmark(Artefact):
         """Opens directories that have documents; without a record they are public."""
         for part in _beir_in(path):
             _require_beir(part, setting)
-        return cls(path, class_stated(path))
+        return cls(path, Privacy.PUBLIC if path == PYDOCS else class_stated(path))
 
     def fingerprint(self, private: pathlib.Path) -> str:
         """Returns a digest of documents, queries and judgements."""

@@ -29,10 +29,10 @@ from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.certificate import verified_runs
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.training import digest_of_weights
-from tfdpsq.run.common.kinds import MODEL, Generator, Pairs, Rows
+from tfdpsq.run.common.kinds import MODEL, File, Generator, Pairs, Rows
 from tfdpsq.run.common.progress import Progress
 from tfdpsq.run.frame import records, runs, settings
-from tfdpsq.run.frame.artefacts import Artefact, File
+from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.places import Privacy, open_private
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import Rule, nested, path, setting

@@ -23,8 +23,6 @@ from tfdpsq.run.frame import places, records
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.validation import InputError
 
-PYDOCS = "pydocs"  # the embedded corpus
-SET = "set"  # the folder of a set of queries in its stage's output
 # Says that a directory is private where it is used, and copied, without its stage's.
 MARK_FILE = "private.json"
 _STATING = (records.STAGE_FILE, "manifest.json", MARK_FILE)
@@ -71,7 +69,7 @@ class Artefact:
             return cls(path, Privacy.PUBLIC)
         if not cls.is_at(path):
             raise InputError(f"{setting} is {path!r}. Give {cls.wanted}.")
-        above = path.removesuffix(f"/{SET}")  # whose record is that of a set, too
+        above = os.path.dirname(path)  # whose record is that of a part of it, too
         stage = records.read_stage(path) or records.read_stage(above) or {}
         privacy_class, certificate = class_stated(path), None
         has_one = (pathlib.Path(path) / certificates.FILE_NAME).is_file()
@@ -109,20 +107,12 @@ class Artefact:
         return f"{stage['fingerprint']}/{stage['run']}"
 
 
-class File(Artefact):
-    """Any file or directory that somebody else made."""
-
-    wanted, files = "a file or directory", ("",)
-
-
 def class_stated(path: str) -> Privacy:
     """Returns the class that is stated for a path; PUBLIC where nothing is.
 
     The nearest directory that states one decides: the path, or one above it. What lies
     in the private directory of a workdir is private, whatever it is.
     """
-    if path == PYDOCS:
-        return Privacy.PUBLIC
     place = pathlib.Path(os.path.abspath(path))
     for folder in (place, *place.parents):
         files = [folder / name for name in _STATING if (folder / name).is_file()]

@@ -10,9 +10,9 @@ from typing import Any
 from tfdpsq.data import io, read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
 from tfdpsq.run.common import kinds
+from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.common.progress import LOG_FILE, read_points
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.pipeline import Planned
 
 METRICS = ("ndcg@10", "recall@10")

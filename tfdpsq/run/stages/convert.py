@@ -29,9 +29,8 @@ from tfdpsq.generator import checkpoints, ctranslate2_export
 from tfdpsq.generator.checkpoints import fast_tokenizer, sentence_encoder, weights
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.retriever import onnx_export
-from tfdpsq.run.common.kinds import MODEL, Generator, Retriever
+from tfdpsq.run.common.kinds import MODEL, File, Generator, Retriever
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import File
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.validation import InputError

@@ -26,9 +26,9 @@ from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import corpus, kinds, training
 from tfdpsq.run.common.fusion import FusionSettings
 from tfdpsq.run.common.hard_negatives import HardNegativesSettings
+from tfdpsq.run.common.kinds import PYDOCS, SET
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.artefacts import PYDOCS, SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.places import PRIVATE, RELEASE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting

@@ -29,9 +29,8 @@ from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints, pretra
 from tfdpsq.generator.model import PREPROCESSOR_FILE
 from tfdpsq.layers import T5Config
 from tfdpsq.run.common import training
-from tfdpsq.run.common.kinds import Corpus, Generator
+from tfdpsq.run.common.kinds import Corpus, File, Generator
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import File
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given, Stage
 from tfdpsq.run.frame.settings import nested, path, setting

@@ -21,9 +21,9 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.run.common.canary_set import DATA, LEFT_OUT
+from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
-from tfdpsq.run.frame.artefacts import SET
 from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.settings import Rule, nested, setting
 from tfdpsq.run.report import content, tables
