@@ -27,6 +27,7 @@ fit = _QUICKSTART["fit"]  # sizes that follow the data
 def get_config():
     """Returns the settings of quickstart, with those that differ."""
     config = _QUICKSTART["get_config"]()
+    config.rows = "all"
 
     # Maps of the encoder's query embeddings, from the private pairs.
     config.adapter_epsilons = (math.inf, 16.0, 8.0, 3.0)

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
 
-Runs `tfdpsq pipeline` on configs/quickstart.py once per seed, into DIR/seed0 and so
-on, and prints one JSON line, and a table on stderr. Finished seeds are not run again.
-DIR/quickstart.json holds the line, DIR/quickstart.svg its plot; `results/` here keeps
-those of the figures in README.md.
+Runs `tfdpsq pipeline` on configs/quickstart.py, with all rows, once per seed, into
+DIR/seed0 and so on, and prints one JSON line, and a table on stderr. Finished seeds
+are not run again. DIR/quickstart.json holds the line, DIR/quickstart.svg its plot;
+`results/` here keeps those of the figures in README.md.
 
 A row "+ bm25" is the row before it, fused with BM25 by the job's weight, and compared
 with public-only fused; one "reranked_…" with BM25 reranked by the public T5. A query's
@@ -179,6 +179,7 @@ def main():
         command = [sys.executable, "-m", "tfdpsq.run", "pipeline"]
         command += [f"--config={ROOT / 'configs' / 'quickstart.py'}"]
         command += [f"--workdir={workdirs[-1]}", f"--config.seed={seed}"]
+        command += ["--config.rows=all"]
         subprocess.run(
             [*command, *options.flags], check=True, cwd=ROOT, stdout=sys.stderr
         )

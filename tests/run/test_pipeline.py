@@ -95,6 +95,10 @@ def test_places_and_classes_follow_from_settings_alone(base, tmp_path):
             expected = "private"
         assert word == expected, name
     assert len(classes) == 20 and not list(tmp_path.iterdir())
+    # Rows that nothing protects are an option.
+    fewer = _plan(_config(base, "embedded", rows="deciding"), tmp_path)
+    private = [e.step.name for e in fewer if e.privacy.word == "private"]
+    assert private == ["mined", "evaluation"] and len(fewer) == 10
 
 
 @pytest.mark.parametrize(

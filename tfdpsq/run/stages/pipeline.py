@@ -71,6 +71,11 @@ class Pipeline(Job):
         data: str = setting(PYDOCS, help="also a BEIR directory, or a log to import")
         init: str = setting("t5_tiny_manuals", help="the public T5 to start from")
         retriever_init: str = setting("", help="another one for retrievers")
+        rows: str = setting(
+            "all",
+            choices=("all", "deciding"),
+            help="deciding: without the untrained encoder and ε = ∞, in half the time",
+        )
         epsilons: tuple[float, ...] = setting((math.inf, 8.0), of=_EPSILON)
         direct_epsilons: tuple[float, ...] = setting(
             (8.0,), of=_EPSILON, help="of retrievers trained on private pairs"
@@ -201,6 +206,10 @@ class _Rows(JobSteps):
         for epsilon in s.audit_epsilons:
             self.audit(step_part(epsilon), {"init": self.start, "epsilon": epsilon})
 
+    def taken(self, epsilons: Sequence[float]) -> list[float]:
+        """Returns those whose rows are wanted."""
+        return [e for e in epsilons if self.s.rows == "all" or math.isfinite(e)]
+
     def row(self, within: dict[str, str], name: str, label: str, made: str) -> None:
         """Adds a row of the table: a step's output, or something that is there."""
         step = made if isinstance(made, StepOutput) else ""
@@ -211,21 +220,22 @@ class _Rows(JobSteps):
         """BM25 and all trained retrievers."""
         s = self.s
         self.row(self.systems, BM25, "BM25", BM25)
-        self._retriever("untrained", "untrained", "Untrained encoder")
         self._retriever(PUBLIC, PUBLIC, "Public-only")
-        self._retriever("original", "original", "Original pairs")
+        if s.rows == "all":
+            self._retriever("untrained", "untrained", "Untrained encoder")
+            self._retriever("original", "original", "Original pairs")
         if s.histogram_epsilon and any(map(math.isfinite, s.epsilons)):
             given = {name: getattr(s.finetune, name) for name in _OF_UNITS}
             given.update(pairs=self.pairs, epsilon=s.histogram_epsilon)
             name = f"histogram_{step_part(s.histogram_epsilon)}"
             self.histogram = self.make(name, "histogram", given, "Histogram")
-        for epsilon in s.epsilons:
+        for epsilon in self.taken(s.epsilons):
             given = {"init": self.start, "pairs": self.pairs, "epsilon": epsilon}
             made, pairs = self.generated(f"{{}}_{step_part(epsilon)}", given)
             self.generators[epsilon] = made
             name, label = f"synthetic_{row_part(epsilon)}", at("Synthetic", epsilon)
             self._retriever(name, "synthetic", label, pairs=pairs)
-        for epsilon in s.direct_epsilons:
+        for epsilon in self.taken(s.direct_epsilons):
             name, label = f"direct_{row_part(epsilon)}", at("Direct DP", epsilon)
             self._retriever(name, "direct", label, epsilon=epsilon)
 
@@ -249,7 +259,7 @@ class _Rows(JobSteps):
             given["hard_negatives"] = negatives
         else:  # single pairs of a query can have none
             given["hard_negatives"] = HardNegativesSettings()
-        for epsilon in s.adapter_epsilons:
+        for epsilon in self.taken(s.adapter_epsilons):
             given["epsilon"] = epsilon
             name, label = f"adapter_{row_part(epsilon)}", at("Adapter", epsilon)
             made = self.make(name, "adapter", given, label, chart="Retriever")
