@@ -131,8 +131,17 @@ def fit(config, documents, pairs):
         # Twice through the documents, which have two rows of 48 each.
         config.pretrain.steps = min(500, documents // 11)
         config.pretrain.held_out_one_in = max(2, min(50, documents // 20))
+    logging.info("%s documents, %s pairs to train on", f"{documents:,}", f"{pairs:,}")
     _warn_of_noise(config, pairs)
-    return {}
+    written = each * min(documents, config.synthesize.max_documents or documents)
+    return {
+        "prepare": 2 + 4e-4 * documents,
+        "pretrain": 0.5 * config.pretrain.steps,
+        "finetune": 4e-3 * config.finetune.batch_size * config.finetune.steps,
+        "synthesize": 3e-3 * written,
+        "train_retriever": 0.3 * config.retriever.steps,
+        "evaluate": 100 + 8e-3 * documents,
+    }
 
 
 def _warn_of_noise(config, pairs):
