@@ -143,7 +143,15 @@ class Pipeline(Job):
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, public ones first."""
-        _check(s)
+        for name in ("finetune", "retriever", "direct"):
+            own = getattr(s, name)
+            if not own.n_is_public and not own.n_bound:
+                raise InputError(
+                    f"{name}.n_is_public is False and {name}.n_bound 0. Declare the "
+                    "number of pairs to be public, or a bound."
+                )
+        if s.log != type(s)().log and not is_log(s.data):
+            raise InputError(f"log is set, but data is {shown(s.data)}, not a log.")
         return _Rows(s)
 
     def counts(self, s: Settings, workdir: pathlib.Path) -> tuple[int, int] | None:
@@ -174,19 +182,6 @@ class Pipeline(Job):
         page.write_report(folder / REPORT_FILE, found)
         shared = f"To share, within the ε of certificates: {workdir / RELEASE}"
         return f"\n{page.in_lines(found)}\n{shared}\nReport: {folder / REPORT_FILE}"
-
-
-def _check(s: Pipeline.Settings) -> None:
-    """Refuses settings of the job that do not fit each other."""
-    for name in ("finetune", "retriever", "direct"):
-        own = getattr(s, name)
-        if not own.n_is_public and not own.n_bound:
-            raise InputError(
-                f"{name}.n_is_public is False and {name}.n_bound 0. Declare the number "
-                "of pairs to be public, or a bound."
-            )
-    if s.log != type(s)().log and not is_log(s.data):
-        raise InputError(f"log is set, but data is {shown(s.data)}, not a log.")
 
 
 class _Rows(JobSteps):
