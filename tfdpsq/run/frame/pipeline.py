@@ -104,7 +104,7 @@ def run(
         planned = plan(job.steps(s, workdir), workdir)
         left = [e for e in planned if records.read_stage(e.place.path) is None]
         end = time.time() + sum(seconds.get(each.step.stage.name, 0) for each in left)
-        until = time.strftime(", until about %H:%M", time.localtime(end))
+        until = time.strftime(", until about %a %H:%M", time.localtime(end))
         logging.info("%d steps left%s", len(left), until if seconds else "")
         write_list(job, s, planned, workdir)
         job.start(s, workdir)
