@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from tfdpsq.data.pseudo_queries import pseudo_pairs
 from tfdpsq.data.texts import Document
 
@@ -92,19 +90,3 @@ def test_the_choice_depends_on_seed_and_document_alone():
         assert first[pair.document_id] == pair.query
     other = {p.document_id: p.query for p in pseudo_pairs(documents, 2)}
     assert sum(first[key] != other[key] for key in first) > 15  # 7/8 of 30 expected.
-
-
-HINDI = "हिन्दी में खोज कैसे करें।"
-
-
-@pytest.mark.parametrize(
-    "text, query",
-    [
-        (HINDI, HINDI[:-1]),
-        ("Мы ищем ответы на вопросы. Да. Они есть.", "Мы ищем ответы на вопросы"),
-    ],
-)
-def test_sentences_of_other_scripts_are_found(text, query):
-    """Hindi gave none, and a Russian paragraph was one sentence."""
-    (pair,) = pseudo_pairs([Document("d", "", text)], 0)
-    assert pair.query == query

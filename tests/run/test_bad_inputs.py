@@ -17,11 +17,14 @@ import time
 import pytest
 from helpers import forking, tiny
 
+from tfdpsq.data import Document, write_beir
 from tfdpsq.run.frame import command as commands
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _TUNE = "finetune --config=configs/finetune.py --workdir=@/out "
+_LOG = "import --workdir=@/private/out --config.log_documents_are_public=True "
+_LOG += "--config.logs.train=@/"
 # A command, and the value or place that its message names.
 ROWS = [
     # Settings: not a number, beyond a range, of another kind, not among the choices.
@@ -34,6 +37,10 @@ ROWS = [
     # Data.
     ("prepare --workdir=@/out --config.data=/no/such/beir", "/no/such/beir"),
     ("prepare --workdir=@/out --config.data=@/deep", "corpus.jsonl:1"),
+    # Balinese without spaces: no sentence has three words.
+    ("prepare --workdir=@/out --config.data=@/balinese", "none of its 1 documents has"),
+    (_LOG + "mixed.csv", "mixed.csv:3: byte 2 of the line is 0xfc, which is not UTF-8"),
+    (_LOG + "prices.csv", "no column 'query'; it has others. Set columns to"),
     # Configs.
     ("finetune --config=@/none.py --workdir=@/out", "none.py"),
     ("mine --workdir=@/out --config=@/text.py", "no function get_config()"),
@@ -60,6 +67,14 @@ def base(tmp_path_factory):
         tiny.write_pairs(base / name, train=8, dev=2, test=2)
     deep = '{"_id": "d0", "text": ' + "[" * 100_000 + "}\n"
     (base / "deep" / "corpus.jsonl").write_text(deep)
+    text, judged = [Document("d", "", "ᬩᬮᬶᬓᬭᬗᬲᬫ᭄" * 3)], [("q", "d", 1)]
+    write_beir(
+        base / "balinese", text, [("q", "ᬩᬮᬶ")], {"train": judged, "test": judged}
+    )
+    # Two files were put together.
+    mixed = "query,document\ntür,a\n".encode() + "tür,b\n".encode("latin-1")
+    (base / "mixed.csv").write_bytes(mixed)
+    (base / "prices.csv").write_text("item,cost\n1,2\n")
     (base / "text.py").write_text("STEPS = 3\n")
     (base / "fit.py").write_text(
         "from tfdpsq.run.stages.pipeline import STAGE\nget_config = STAGE.config\n"

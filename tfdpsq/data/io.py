@@ -89,7 +89,7 @@ def text_lines(
                 offset += len(data)
     except UnicodeDecodeError as error:
         problem = f"byte {error.start + 1} of the line is 0x{data[error.start]:02x}"
-        remedy = "Convert the file to UTF-8, e.g. with iconv"
+        remedy = "Convert it, or its part that is not, e.g. with iconv"
         raise DataError(path, f"{problem}, which is not UTF-8", remedy, line) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         problem = f"broken gzip file ({error})"
