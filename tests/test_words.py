@@ -4,8 +4,6 @@ import unicodedata
 
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tfdpsq import words
 
@@ -65,22 +63,6 @@ def test_a_graph_splits_as_python_does(tmp_path):
         ["ab", "日本", "本語"],
         ["x", "", ""],
     ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text(max_size=30))
-def test_a_word_without_pairs_is_itself(text):
-    """Splitting what was split changes nothing, but for pairs, which overlap."""
-    (found,) = words.words_of([text])
-    single = [word for word in found if not _unspaced(word)]
-    assert list(words.words_of([" ".join(single)])) == [single]
-
-
-def _unspaced(word):
-    # Of two characters written without a space the name of the script says so.
-    scripts = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
-    scripts += ("HANGUL", "IDEOGRAPH", "RADICAL")
-    return any(unicodedata.name(c, "IDEOGRAPH").startswith(scripts) for c in word)
 
 
 def test_hashes_follow_words():

@@ -52,19 +52,6 @@ def test_empty_directory_is_filled_and_taken_one_refused(tmp_path):
         pytest.fail("the body ran")
 
 
-def test_directory_taken_meanwhile_is_kept(tmp_path):
-    target = tmp_path / "out"
-    with (
-        pytest.raises(InputError, match="out: cannot be written"),
-        atomic_directory(target) as partial,
-    ):
-        (partial / "a").write_text("slow")
-        target.mkdir()
-        (target / "a").write_text("fast")
-    assert (target / "a").read_text() == "fast"
-    assert os.listdir(tmp_path) == ["out"]
-
-
 def test_readers_see_the_old_file_until_the_new_is_whole(tmp_path):
     file = tmp_path / "new" / "a"
     for old, pieces in ((None, "ab"), ("ab", "cd")):

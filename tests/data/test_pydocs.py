@@ -68,15 +68,6 @@ def test_docstrings_are_split_at_the_first_blank_line(package):
     ]
 
 
-def test_queries_have_3_to_25_words_and_documents_15_or_more(package):
-    for words, kept in ((2, False), (3, True), (25, True), (26, False)):
-        root = package(a=f'"""{"w " * words}\n\n{BODY}"""')
-        assert bool(_pairs_of(root)) == kept
-    for words, kept in ((14, False), (15, True)):
-        root = package(a=f'"""One two three.\n\n{"w " * words}"""')
-        assert bool(_pairs_of(root)) == kept
-
-
 def test_tests_and_files_that_do_not_parse_are_left_out(package):
     source = f'"""In {{}} it stands.\n\n{BODY}"""'
     names = ["b", "sub__a", "tests__x", "test__y", "x_test", "test_x", "conftest"]
@@ -207,26 +198,3 @@ def test_corpus_has_disjoint_splits_of_the_stated_shares(corpus):
     provenance = json.loads((beir.path / "provenance.json").read_text())
     assert provenance["counts"].items() <= dataclasses.asdict(counts).items()
     assert provenance["fingerprint"] == beir.fingerprint()
-
-
-def test_no_query_is_a_sentence_of_the_public_text(corpus):
-    """By a checker of its own: split at stops and line ends, lower-cased."""
-    beir, least = corpus
-
-    def plain(sentence):
-        return " ".join(sentence.lower().split()).rstrip(".!?:; ")
-
-    queries = {plain(text) for text in beir.queries().values()}
-    looked_at, found = 0, []
-    for name in ("corpus.jsonl", "public.jsonl"):
-        with (beir.path / name).open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                text = json.loads(line)["text"]
-                # A sentence can go over several lines, or a line be one.
-                for part in (*re.split(r"\n\s*\n", text), *text.splitlines()):
-                    for sentence in re.split(r"(?<=[.!?])\s+", part):
-                        looked_at += 1
-                        if plain(sentence) in queries:
-                            found.append((name, number, sentence))
-    assert looked_at > 20 * least
-    assert found == []

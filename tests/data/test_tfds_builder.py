@@ -7,7 +7,6 @@ import tfdpsq.data.tfds_builder  # Registers the data set.
 from tfdpsq.data.beir import write_beir
 from tfdpsq.data.sets import SyntheticQuery, write_synthetic
 from tfdpsq.data.texts import Document
-from tfdpsq.validation import DataError, InputError
 
 DOCUMENTS = [Document("d1", "Title", "é one"), Document("d2", "", "two")]
 # Three queries share a passage: TFDS's own beir builder would keep one.
@@ -71,11 +70,3 @@ def test_a_set_is_loaded_and_private_pairs_stay_private(source, tmp_path):
     place = tmp_path / "private" / "tfds"
     assert builder.data_dir.startswith(str(place))
     assert place.stat().st_mode & 0o777 == 0o700
-
-
-def test_errors_say_what_to_give(source, tmp_path):
-    builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder
-    with pytest.raises(InputError, match="needs builder_kwargs"):
-        builder(data_dir=tmp_path)
-    with pytest.raises(DataError, match="no such directory"):
-        builder(path=tmp_path / "nowhere", data_dir=tmp_path)

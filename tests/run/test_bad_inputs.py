@@ -7,7 +7,6 @@ TensorFlow takes seconds.
 import contextlib
 import functools
 import io
-import os
 import pathlib
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import sys
 import time
 
 import pytest
-from helpers import forking, tiny
+from helpers import tiny
 
 from tfdpsq.data import Document, write_beir
 from tfdpsq.run.frame import command as commands
@@ -114,34 +113,6 @@ def test_bad_input_is_one_line_and_status_2(base, command, said):
     assert len(lines[0]) < 2500
     made = set(base.rglob("*")) - before
     assert all(path.is_relative_to(base / "private") for path in made)
-
-
-def _command(*words, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return forking.Command([sys.executable, *words], ROOT, environment, **options)
-
-
-# Files may not grow beyond 8 kB, as on a disk that is nearly full.
-_ON_A_FULL_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-from tfdpsq.run.frame import command
-command.main()
-"""
-
-
-def test_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
-    script = tmp_path / "full.py"
-    tiny.write_pairs(tmp_path / "pairs")
-    script.write_text(_ON_A_FULL_DISK)
-    out = tmp_path / "out" / "prepare"
-    words = (f"--workdir={out}", f"--config.data={tmp_path / 'pairs'}")
-    done = _command(script, "prepare", *words, "--config.vocabulary_size=320")
-    _, errors = done.communicate()
-    assert done.returncode == 2, errors[-2000:]
-    assert "Traceback" not in errors
-    assert errors.strip().splitlines()[-1].startswith("error: ")
-    assert not out.exists()
 
 
 @pytest.mark.parametrize(
