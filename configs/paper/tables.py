@@ -160,12 +160,12 @@ def points(size, grid):
     """Returns the settings of every point of a grid by the size that it counts as."""
     found = {}
     for values in itertools.product(*grid.values()):
-        parts = [f"{n}{v:g}" for n, v in zip(("rate", "clip", "batch", "for"), values)]
+        parts = [f"{n.split('_')[-1]}{v:g}" for n, v in zip(grid, values)]
         found["_".join([size, *parts]).replace(".", "_")] = dict(zip(grid, values))
     return found
 
 
-def _grid(size, grid, most_pairs):
+def grid_table(size, grid, most_pairs):
     """Returns table 1: the points of a grid, without published numbers."""
     return {
         "title": "Grid of hyperparameters, by BLEU on validation queries",
@@ -183,7 +183,7 @@ def _grid(size, grid, most_pairs):
 
 
 TABLES = {
-    "1": _grid("small", GRID, 502_939 - VALIDATION),
+    "1": grid_table("small", GRID, 502_939 - VALIDATION),
     "2": {
         "title": "Queries of every generator for the same documents",
         "measure": "examples",
@@ -353,7 +353,7 @@ def _tiny(config):
     }
     # The T5 that comes with the package is the only size, and the sets are others.
     config.tables = {name: _of_base(t) for name, t in TABLES.items()}
-    config.tables["1"] = _grid("base", TINY_GRID, 16_000)
+    config.tables["1"] = grid_table("base", TINY_GRID, 16_000)
     for name, point in points("base", TINY_GRID).items():
         config.sizes[name] = {"init": config.job.init, "finetune": point}
     # The T5 was trained on the documents of all of pydocs.

@@ -63,8 +63,10 @@ def settings(base):
 def config(base, **changes):
     """Returns the config of scale "paper" with these settings, and changes."""
     found = paper.get_config("paper")
-    grid = dict(list(found.tables["1"]["paper"].items())[:2])
+    grid = {"clip_norm": (0.1, 0.5), "batch_size": (16,), "epochs": (0.5,)}
     with found.unlocked():
-        found.tables["1"] = {**found.tables["1"], "paper": grid, "most_pairs": 60}
+        found.tables["1"] = paper.grid_table("small", grid, 60)
+        for name, point in paper.points("small", grid).items():
+            found.sizes[name] = {"init": str(base / "t5"), "finetune": point}
     found.update_from_flattened_dict({**settings(base), **changes})
     return found

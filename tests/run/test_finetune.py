@@ -120,11 +120,27 @@ def test_part_is_trained_for_epochs_of_pairs_and_the_rest_stays(base, public):
 
 
 def test_run_without_noise_is_private(base):
-    options = {"trained": ("*layer_norm*",), "epsilon": math.inf}
+    options = {"trained": ("*layer_norm*",), "epsilon": math.inf, "bare": True}
     with pytest.raises(InputError, match="under release/.*no epsilon covers it"):
         _finetune(base, "free", **options)
-    _, certificate = _finetune(base, "free", "private", **options)
+    model, certificate = _finetune(base, "free", "private", **options)
     assert certificate["private"] is False
+    assert model.preprocessor.prompt == "generate_query: "
+
+
+def test_bare_training_has_documents_without_the_prompt(base, monkeypatch):
+    seen = []
+
+    def stop(c, pairs, encode):
+        seen.append(encode([next(pairs)]))
+        raise NotImplementedError
+
+    monkeypatch.setattr(training, "stored_rows", stop)
+    for number, options in enumerate(({"bare": True}, {"prompt": ""}, {})):
+        with pytest.raises(NotImplementedError):
+            _finetune(base, f"bare{number}", **options)
+    same = [all(map(np.array_equal, seen[0].values(), x.values())) for x in seen]
+    assert same == [True, True, False]
 
 
 def test_cosine_rate_falls_over_the_steps_that_are_asked_for():

@@ -29,13 +29,12 @@ def test_the_rows_are_those_of_the_tables():
         assert rows <= expected, name
 
 
-@pytest.mark.parametrize("row", ["synthetic-xl-eps3", "direct-eps8", "original"])
+@pytest.mark.parametrize("row", ["synthetic-xl-eps3", "direct-eps8@1.0", "original"])
 def test_a_row_is_a_job_at_the_papers_sizes(row, tmp_path):
     config = paper.get_config(row)
     for init in (config.init, config.retriever_init):
-        # keras-nlp's `t5_*_multi` also learned labelled tasks, and has no XL.
-        assert init.startswith("t5_1_1_") and "multi" not in init
-    kind, size, epsilon = paper.ROWS[row]
+        assert init.startswith("t5_1_0_" if "@1.0" in row else "t5_1_1_")
+    kind, size, epsilon = paper.ROWS[row.partition("@")[0]]
     assert size in config.init and "base" in config.retriever_init
     assert list(config.epsilons) == ([epsilon] if kind == "synthetic" else [])
     assert list(config.direct_epsilons) == ([epsilon] if kind == "direct" else [])
@@ -92,6 +91,13 @@ SETTINGS = [
     ("direct DP, clip 0.1", 0.1, "direct.clip_norm", 0.1, ""),
     ("direct DP, rate 0.001", 1e-3, "direct.learning_rate", 1e-3, ""),
     ("DP-SGD on the in-batch softmax", "naive", "direct.method", "naive", ""),
+    (
+        "noise for batch size · C",
+        True,
+        "direct.unsound",
+        False,
+        "a row is in the softmax of all others",
+    ),
     ("BLEU on the training split", "train", "evaluate.similarity_split", "train", ""),
     (
         "ScaNN, brute force, inner product",
@@ -134,6 +140,7 @@ OF_XL = [
         "t5x_adafactor",
         "Adam's slots take twice the weights; the paper also names DP-Adafactor",
     ),
+    ("learning_rate", 1e-3, 0.1, "relative to a weight's size"),
     ("lora.rank", 0, 16, "summed gradients of all weights take as much as the weights"),
     ("microbatch_size", 16, 4, _SAME),
     ("rematerialize", False, True, _SAME),

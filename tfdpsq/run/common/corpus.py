@@ -17,19 +17,12 @@ FILES = ("corpus.jsonl", "corpus.jsonl.gz")
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """Result of reading a corpus once; 16 bytes of memory a document.
-
-    Attributes:
-      file: the corpus.
-      fingerprint: of its documents, see `documents_fingerprint`.
-      lines: number of lines before each document.
-      offsets: number of bytes before each, uncompressed.
-    """
+    """Result of reading a corpus once; 16 bytes of memory a document."""
 
     file: str
-    fingerprint: str
-    lines: array.array
-    offsets: array.array
+    fingerprint: str  # of its documents, see `documents_fingerprint`
+    lines: array.array  # numbers of lines before each document
+    offsets: array.array  # numbers of bytes before each, uncompressed
 
     @property
     def count(self) -> int:
@@ -57,21 +50,14 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a corpus, or of an evenly spread share of it; can be pickled.
-
-    Attributes:
-      file: the corpus.
-      total: documents in the corpus.
-      taken: documents in all parts.
-      starts: document, line and byte at which each part begins, and the last ends.
-      only: ids of the documents that are kept; `None` for all.
-    """
+    """The parts of a corpus, or of an evenly spread share of it; can be pickled."""
 
     file: str
-    total: int
-    taken: int
+    total: int  # documents in the corpus
+    taken: int  # documents in all parts
+    # document, line and byte at which each part begins, and the last ends
     starts: tuple[tuple[int, int, int], ...]
-    only: frozenset[str] | None = None
+    only: frozenset[str] | None = None  # ids of the documents kept; `None` for all
 
     def __len__(self) -> int:
         """Returns the number of parts."""

@@ -15,7 +15,6 @@ from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context
 
-FILE_NAME = "README.md"
 READ_SET = "from tfdpsq.data import read_synthetic\nrows = read_synthetic('.')"
 _LIMITS = (
     "A model or a program wrote the queries; nobody read them. A query may be wrong, "
@@ -40,7 +39,7 @@ def write_set(
     provenance, word = {**c.provenance, **more}, c.privacy.word
     out = c.out / SET
     manifest = write_synthetic(out, rows, provenance, certificate, shards, word)
-    atomic_write(out / FILE_NAME, text(manifest))
+    atomic_write(out / "README.md", text(manifest))
     return manifest
 
 

@@ -9,9 +9,6 @@ are skipped. That number is a secret on which amplification by sampling rests. N
 covers either, so both are recorded as reads and kept under `private/`. Strict mode
 leaves them out: its log has steps and ε alone, which follow from the public plan, and
 TensorBoard gets nothing, as its events hold the time of each.
-
-(Anybody who can watch the process can time it. This module only controls what is
-written to the terminal and the logs.)
 """
 
 from __future__ import annotations

@@ -49,15 +49,10 @@ class LostWorker(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices that a stage runs on.
+    """The devices that a stage runs on."""
 
-    Attributes:
-      strategy: gives the scope; `None` for none.
-      notice: notes signals to end.
-    """
-
-    strategy: tf.distribute.Strategy | None = None
-    notice: Notice = dataclasses.field(default_factory=Notice)
+    strategy: tf.distribute.Strategy | None = None  # gives the scope
+    notice: Notice = dataclasses.field(default_factory=Notice)  # of signals to end
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the scope in which models and optimizers are made and trained."""

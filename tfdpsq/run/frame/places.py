@@ -56,15 +56,10 @@ class Privacy(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of an output.
+    """The place of an output."""
 
-    Attributes:
-      path: an absolute path.
-      private: the directory of what must not be released with it.
-    """
-
-    path: str
-    private: pathlib.Path
+    path: str  # absolute
+    private: pathlib.Path  # the directory of what must not be released with it
 
     @classmethod
     def of(cls, path: str | os.PathLike | None) -> Place:

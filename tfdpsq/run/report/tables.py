@@ -220,13 +220,10 @@ def _similarity(measured: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
 
 def canary_cells(audits: Sequence[str], forms: Sequence[str]) -> dict[str, Cell]:
     """Returns mean ranks and shares leaked of some forms, by repetitions."""
-    by_count: dict[int, list] = {}
-    for audit in audits:
-        for entry in _json(audit, "audit.json")["canaries"]:
-            if entry["form"] in forms:
-                by_count.setdefault(entry["repetitions"], []).append(entry)
-    found = {}
-    for count, own in sorted(by_count.items()):
+    read = [e for audit in audits for e in _json(audit, "audit.json")["canaries"]]
+    found, read = {}, [entry for entry in read if entry["form"] in forms]
+    for count in sorted({entry["repetitions"] for entry in read}):
+        own = [entry for entry in read if entry["repetitions"] == count]
         ranks = np.concatenate([np.array(entry["ranks"]) for entry in own])
         p_value = evaluation.rank_p_value(ranks, own[0]["candidates"])
         note = f"{len(ranks)} secrets, p = {p_value:.2g}"

@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets as system_randomness
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -154,9 +155,8 @@ def _draw(beir: BeirDirectory, s: Any, random: np.random.Generator) -> list[Cana
 def _prefix(query: str, most: int) -> str:
     """Returns the first words of a query, whole ones if one fits; 0 for all."""
     words = " ".join(query.split())
-    if not most or len(words) <= most:
-        return words
-    return words[: most + 1].rpartition(" ")[0] or words[:most]
+    most = most or len(words)
+    return textwrap.shorten(words, most, placeholder="") or words[:most]
 
 
 def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:

@@ -10,6 +10,7 @@ curves, the key of the data's fingerprint) is in the private directory.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -70,6 +71,7 @@ class Finetune(training.Training):
         lora: Any = nested(LoraSettings)
         rematerialize: bool = setting(False, help="less memory, slower")
         prompt: str = setting(PROMPT, help='before every document; "" is none')
+        bare: bool = setting(False, when="prompt", help="train without the prompt")
         batch_size: int = setting(1024, ge=1)
         microbatch_size: int = setting(16, ge=1, speed=True)
 
@@ -113,11 +115,13 @@ class Finetune(training.Training):
             documents.Histogram.load(c.given["histogram"].path).rates(1, 0)
         planned = s, units, plan = self.plan(c)
         preprocessor = _preprocessor(c)
+        trained = copy.copy(preprocessor)
+        trained.prompt = "" if s.bare else s.prompt
         training.open_run(c, plan)
         with c.scope():
             model = _load_generator(c, preprocessor.tokenizer)
             optimizer = training.make_optimizer(s)
-        stored = training.stored_rows(c, units.rows.read(), preprocessor.arrays)
+        stored = training.stored_rows(c, units.rows.read(), trained.arrays)
         result = training.train(
             c,
             planned,

@@ -88,11 +88,9 @@ class Reproduce(Job):
                 with places.owner_only():
                     reads = records.private_reads(private)
                     reads.record("some private queries as they are", "examples.html")
-                first = f"seed{s.seeds[0]}_synthetic_"
-                sets = {
-                    row.name: pathlib.Path(paths[first + row.part]) / SET
-                    for row in tables.rows_of(table)
-                }
+                first, rows = f"seed{s.seeds[0]}_synthetic_", tables.rows_of(table)
+                made = {row.name: paths[first + row.part] for row in rows}
+                sets = {name: pathlib.Path(path) / SET for name, path in made.items()}
                 examples = content.examples(
                     s.job.data, own.similarity_split, s.job.examples, sets
                 )

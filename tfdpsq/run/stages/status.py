@@ -36,21 +36,13 @@ def main(words: list[str]) -> tuple[int, str]:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of one step.
+    """The state of one step."""
 
-    Attributes:
-      name: of its output.
-      stage: name of its stage; "" if unknown.
-      state: "done", "running", "interrupted" or "left".
-      detail: process, progress or result, in words.
-      seconds: how long it took so far, all tries together.
-    """
-
-    name: str
-    stage: str
-    state: str
-    detail: str
-    seconds: float
+    name: str  # of its output
+    stage: str  # "" if unknown
+    state: str  # "done", "running", "interrupted" or "left"
+    detail: str  # process, progress or result, in words
+    seconds: float  # so far, all tries together
 
 
 def survey(workdir: pathlib.Path) -> list[State]:

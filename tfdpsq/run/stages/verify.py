@@ -260,8 +260,7 @@ def _epsilon(total: budget.Total) -> str:
             "no run stopped early for what its weights showed "
             f"({total.stopped_early} stopped early)"
         )
+    if not conditions:
+        return composed
     summed = f"{total.epsilon_sum:.6g} at {total.delta_sum:.3g}"
-    condition = " and ".join(conditions)
-    return (
-        f"{composed}, if {condition}; else the sum, {summed}" if condition else composed
-    )
+    return f"{composed}, if {' and '.join(conditions)}; else the sum, {summed}"
