@@ -27,7 +27,6 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.data.beir import BeirWriter
 from tfdpsq.run.common import canary_set, kinds
 from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.places import Place
@@ -36,22 +35,6 @@ from tfdpsq.run.stages import audit, canaries, finetune, synthesize
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from configs import quickstart as quickstart_config  # noqa: E402
-
-
-def part_of(data, count, directory):
-    """Writes a BEIR directory with the first pairs of the training split alone."""
-    if not (directory / "qrels").is_dir():
-        beir = kinds.open_beir(data)
-        pairs = {"train": beir.pairs("train")[:count], "dev": beir.pairs("dev")}
-        directory.mkdir(parents=True)
-        with BeirWriter(directory) as writer:
-            for document in beir.documents():
-                writer.add_document(document)
-            for split, rows in pairs.items():
-                for pair in rows:
-                    writer.add_query(pair.query_id, pair.query)
-                    writer.add_judgement(split, pair.query_id, pair.document_id, 1)
-    return str(directory)
 
 
 def execute(stage, out, changes):
@@ -64,11 +47,9 @@ def execute(stage, out, changes):
 def run(options):
     """Runs missing stages; returns {unit and ε: content of audit.json}."""
     job, private = quickstart_config.get_config(), options.workdir / "private"
-    data = options.data
-    if options.pairs:
-        data = part_of(data, options.pairs, private / "part")
-    inserted = {"data": data, "trials": options.trials, "coins": options.coins}
+    inserted = {"data": options.data, "trials": options.trials, "coins": options.coins}
     inserted |= {"repetitions": tuple(options.repetitions)}
+    inserted |= {"most_pairs": options.pairs}
     execute(canaries.STAGE, private / "canaries", inserted)
     found = {}
     for unit, epsilon in options.guarantees:

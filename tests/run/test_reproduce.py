@@ -128,11 +128,7 @@ def test_an_ordering_holds_is_open_or_fails_as_the_queries_say():
     random = np.random.default_rng(0)
     base = random.uniform(0.2, 0.8, 400)
     noise = random.normal(0, 0.1, 400)
-    rows = {
-        0.1: HOLDS,  # 20 standard errors
-        -0.1: FAILS,
-        0.0: OPEN,
-    }
+    rows = {0.1: HOLDS, -0.1: FAILS, 0.0: OPEN}  # 0.1 is 20 standard errors
     for shift, expected in rows.items():
         above = base + noise - noise.mean() + shift
         ours = {"a": {"x": _cell(above)}, "b": {"x": _cell(base)}}
@@ -153,11 +149,8 @@ def test_an_ordering_holds_is_open_or_fails_as_the_queries_say():
     ours = {"a": {"x": Cell(3.0)}, "b": {"x": Cell(40.0)}}
     numbers = {"a": {"x": 1.0}, "b": {"x": 43.0}}
     found = tables.judge(("a", "b", "x"), ours, numbers, ("x",))
-    assert (found["verdict"], found["difference"], found["paper"]) == (
-        HOLDS,
-        37.0,
-        42.0,
-    )
+    assert (found["verdict"], found["difference"]) == (HOLDS, 37.0)
+    assert found["paper"] == 42.0
     assert tables.judge(("a", "b", "x"), ours, numbers)["verdict"] == FAILS
 
 
@@ -223,44 +216,12 @@ def test_bad_tables_and_sizes_are_refused_before_any_step(small, tmp_path):
         with pytest.raises(validation.InputError, match=message) as raised:
             jobs.run(reproduce.STAGE, s, tmp_path / "work")
         assert "\n" not in str(raised.value), change
-    with pytest.raises(
-        validation.InputError, match="job.seed is 3, which this command"
-    ):
+    with pytest.raises(validation.InputError, match="job.seed is 3, which this"):
         config = tiny_paper.config(small, **{"job.seed": 3})
         settings.from_config(reproduce.STAGE.Settings, config)
 
 
 # -- Whole runs ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_small_table_is_made_with_its_orderings(small, tmp_path):
-    config = tiny_paper.config(small, table=("2", "3"))
-    rows = {"original": (0.25, 0.41), "synthetic-base-eps8": (0.19, 0.32)}
-    claim = ("original", "synthetic-base-eps8", "ndcg@10")
-    with config.unlocked():
-        whole = paper.TABLES["3"], paper.TABLES["2"]
-        config.tables = {
-            "3": {**whole[0], "controls": (), "paper": rows, "claims": (claim,)},
-            "2": {**whole[1], "paper": {"synthetic-base-eps8": ()}},
-        }
-    s = settings.from_config(reproduce.STAGE.Settings, config)
-    said = jobs.run(reproduce.STAGE, s, tmp_path)
-    private = tmp_path / "private"
-    found = json.loads((private / "tables.json").read_text())["tables"]["3"]
-    assert [row["name"] for row in found["rows"]] == list(rows)
-    (verdict,) = found["verdicts"]
-    assert verdict["low"] <= verdict["difference"] <= verdict["high"]
-    assert verdict["paper"] == pytest.approx(0.06)
-    assert f"{int(verdict['verdict'] == HOLDS)} of 1 orderings hold" in said
-    page = (private / "tables.html").read_text()
-    assert (
-        f"original above synthetic-base-eps8 in ndcg@10: {verdict['verdict']}" in page
-    )
-    assert "who " in (private / "examples.html").read_text()  # private queries
-    assert "as they are" in (private / "private_reads.jsonl").read_text()
-    made = tmp_path / "release" / "seed0_retriever_synthetic-base-eps8"
-    assert (made / "certificate.json").is_file()
 
 
 @pytest.mark.slow
@@ -281,7 +242,12 @@ def test_every_table_is_made(small, tmp_path):
     release = tmp_path / "release"
     made = [p for p in release.glob("seed0_*") if "_eps" in p.name or "-eps" in p.name]
     assert len(made) >= 15
-    for path in made:
-        assert list(path.rglob("certificate.json")), path
+    assert all(list(path.rglob("certificate.json")) for path in made)
     assert not list(release.rglob("*inf*")) and not list(release.rglob("*original*"))
-    assert (tmp_path / "private" / "examples.html").is_file()
+    private = tmp_path / "private"
+    assert "who " in (private / "examples.html").read_text()  # private queries
+    assert "as they are" in (private / "private_reads.jsonl").read_text()
+    verdict = results["tables"]["3"]["verdicts"][0]
+    assert verdict["low"] <= verdict["difference"] <= verdict["high"]
+    line = f"above {verdict['below']} in ndcg@10: {verdict['verdict']}"
+    assert line in (private / "tables.html").read_text()

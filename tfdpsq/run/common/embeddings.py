@@ -25,14 +25,7 @@ _SETTING = {DOCUMENTS: "corpus", QUERIES: "queries"}
 
 
 class Embeddings:
-    """Embeddings of some texts, found by id, scaled to unit length.
-
-    Attributes:
-      place: the setting that names them and its value, for errors.
-      store: the embeddings as they are stored.
-      by_embed: whether `embed` made them.
-      encoder: name of the encoder; both kinds of texts have the same one.
-    """
+    """Embeddings of some texts, found by id, scaled to unit length."""
 
     def __init__(self, artefact: Artefact, setting: str, texts: str):
         """Opens the embeddings of `texts`, DOCUMENTS or QUERIES; reads none.
@@ -41,7 +34,7 @@ class Embeddings:
           InputError: there are none.
           DataError: they are damaged.
         """
-        self.place = f"{setting} is {artefact.path}"
+        self.place = f"{setting} is {artefact.path}"  # for errors
         folder = os.path.join(artefact.path, texts)
         if not os.path.isdir(folder):
             raise InputError(
@@ -49,7 +42,7 @@ class Embeddings:
                 "retriever.VectorStore wrote."
             )
         self.store = retriever.VectorStore(folder)
-        self.encoder: str = self.store.encoder
+        self.encoder: str = self.store.encoder  # that of documents and queries
         self._texts = texts
         record = records.read_stage(artefact.path) or {}
         self._depends = record.get("depends", {})

@@ -34,11 +34,7 @@ def bm25(beir: BeirDirectory) -> evaluation.BM25:
 
 
 class Retrievers:
-    """Retrievers that embed texts to search for them; one model in memory at a time.
-
-    Attributes:
-      towers: fingerprints of the document towers of those that have embedded queries.
-    """
+    """Retrievers that embed texts to search for them; one model in memory at a time."""
 
     def __init__(
         self, paths: Mapping[str, str], batch_size: int, dtype: str, scope: Scope
@@ -46,6 +42,7 @@ class Retrievers:
         """Takes what `train_retriever` wrote, by name; loads nothing yet."""
         self._paths, self._batch_size, self._dtype = paths, batch_size, dtype
         self._scope = scope
+        # Fingerprints of the document towers of those that have embedded queries.
         self.towers: dict[str, str] = {}
         self._vectors: dict[tuple[str, str], np.ndarray] = {}
         self._loaded = ""

@@ -26,17 +26,12 @@ Make = Callable[[int, "ShardWriter"], None]
 
 
 class ShardWriter:
-    """The files of a shard that is being written.
-
-    Attributes:
-      count: rows in it; to be set by its maker.
-      result: what else is to be known of it, JSON values.
-    """
+    """The files of a shard that is being written."""
 
     def __init__(self, final: str, files: contextlib.ExitStack):
         """Takes the path of the shard's files, without their extension."""
-        self.count = 0
-        self.result: dict[str, Any] = {}
+        self.count = 0  # rows in it; its maker sets it
+        self.result: dict[str, Any] = {}  # what else is to be known of it, as JSON
         self._final, self._files = final, files
 
     def path(self, extension: str) -> str:
