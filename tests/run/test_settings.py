@@ -145,7 +145,7 @@ def test_shipped_config_is_sound_and_has_nothing_without_effect(file):
     [
         ("pydocs", 22_726, 18_475, (512, 3072, 8192, 1, 0)),  # README's measurements
         ("squadshifts", 5_664, 20_998, (512, 3072, 5664, 1, 500)),
-        ("cut", 300, 1_000, (500, 500, 300, 21, 27)),
+        ("cut", 300, 1_000, (500, 500, 300, 21, 75)),
         ("log", 10**7, 10**6, (512, 3072, 8192, 1, 500)),
     ],
 )
