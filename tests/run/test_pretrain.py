@@ -67,7 +67,7 @@ def test_result_loads_as_any_t5(finished):
     assert model.config.vocabulary_size == tokenizer.vocabulary_size == 360
     assert model.preprocessor.document_length == 40
     record = json.loads((finished / pretrain.CURVE_FILE).read_text())
-    assert record["steps"] == [4, 8, 10]
+    assert [epoch["step"] for epoch in record["curve"]] == [4, 8, 10]
     assert record["rows"]["held_out"] >= 2
     assert not list(finished.parent.rglob("backup"))  # nothing is left over
 
@@ -81,14 +81,14 @@ def _assert_same(out, finished):
     for name, values in ours.items():
         np.testing.assert_allclose(values, theirs[name], rtol=1e-4, atol=1e-5)
     curve, whole = (
-        json.loads((path / pretrain.CURVE_FILE).read_text()) for path in (out, finished)
+        json.loads((path / pretrain.CURVE_FILE).read_text())["curve"]
+        for path in (out, finished)
     )
-    assert curve["steps"] == whole["steps"]
-    for name in ("held_out", "losses"):
-        for one, other in zip(curve[name], whole[name]):
-            # In the gap each replica has its own wrong documents.
-            for what in set(other) - {"gap"}:
-                assert one[what] == pytest.approx(other[what], abs=2e-3)
+    assert len(curve) == len(whole)
+    for one, other in zip(curve, whole):
+        # In the gap each replica has its own wrong documents.
+        for what in set(other) - {"gap", "val_gap"}:
+            assert one[what] == pytest.approx(other[what], abs=2e-3)
 
 
 class _AskedAt(process.Notice):
@@ -208,8 +208,8 @@ def test_minute_of_training_lowers_the_held_out_losses(tmp_path):
         learning_rate=2e-2,
     )
     record = json.loads((tmp_path / "t5" / pretrain.CURVE_FILE).read_text())
-    first, last = record["held_out"][0], record["held_out"][-1]
-    assert last["pseudo_queries"] < first["pseudo_queries"] - 0.2
-    assert last["gap"] > max(0.03, first["gap"])
+    first, last = record["curve"][0], record["curve"][-1]
+    assert last["val_pseudo_queries"] < first["val_pseudo_queries"] - 0.2
+    assert last["val_gap"] > max(0.03, first["val_gap"])
     # Of 32 rows: where all texts are one point, this is log 32 = 3.47.
-    assert last["contrast"] < min(3.0, first["contrast"])
+    assert last["val_contrast"] < min(3.0, first["val_contrast"])

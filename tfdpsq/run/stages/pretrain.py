@@ -112,7 +112,7 @@ class Pretrain(Stage):
             name: _rows(c, backup.folder / name, tokenizer, name == "held_out", shares)
             for name, shares in (("pairs", {}), ("held_out", {"whole": 0, "bare": 0}))
         }
-        record = _fit(c, backup, model, stores["pairs"], stores["held_out"])
+        curve = _fit(c, backup, model, stores["pairs"], stores["held_out"])
         training.require_finite(model, s)
         checkpoints.save(
             c.out, model.config, model.backbone, dtype=s.stored, vocabulary=tokenizer
@@ -120,9 +120,9 @@ class Pretrain(Stage):
         lengths = {n: getattr(s, n) for n in ("document_length", "query_length")}
         own_texts = Preprocessor(tokenizer, **lengths)
         write_json(c.out / PREPROCESSOR_FILE, own_texts.get_config())
-        record["rows"] = {name: len(store) for name, store in stores.items()}
-        write_json(c.out / CURVE_FILE, {**record, **c.provenance})
-        return {"held_out": record["held_out"][-1]}
+        rows = {name: len(store) for name, store in stores.items()}
+        write_json(c.out / CURVE_FILE, {"curve": curve, "rows": rows, **c.provenance})
+        return curve[-1]
 
 
 def _documents(c: Context) -> Iterator[Document]:
@@ -170,7 +170,7 @@ def _rows(
 
 def _fit(
     c: Context, backup: training.Backup, model: Any, rows: RowStore, held_out: RowStore
-) -> dict[str, Any]:
+) -> list[dict[str, float]]:
     """Trains from the last backup, if there is one; returns the epochs' losses."""
     assert c.devices is not None
     s, replicas = c.settings, c.devices.replicas
@@ -201,19 +201,15 @@ def _fit(
     return _curve(curve, backup.per_epoch, s.steps)
 
 
-def _curve(file: pathlib.Path, every: int, steps: int) -> dict[str, Any]:
+def _curve(file: pathlib.Path, every: int, steps: int) -> list[dict[str, float]]:
     """Returns each epoch's last step and losses; of a repeated epoch, the last ones."""
     with open(file) as lines:
         epochs = {int(row.pop("epoch")): row for row in csv.DictReader(lines)}
-    found: dict[str, Any] = {"steps": [], "losses": [], "held_out": []}
-    for epoch, row in sorted(epochs.items()):
-        done = min((epoch + 1) * every, steps)
-        values = {name: round(float(value), 4) for name, value in row.items()}
-        held_out = {n[4:]: v for n, v in values.items() if n.startswith("val_")}
-        losses = {n: v for n, v in values.items() if not n.startswith("val_")}
-        for name, value in zip(found, (done, losses, held_out)):
-            found[name].append(value)
-    return found
+    return [
+        {"step": min((epoch + 1) * every, steps)}
+        | {name: round(float(value), 4) for name, value in row.items()}
+        for epoch, row in sorted(epochs.items())
+    ]
 
 
 STAGE = Pretrain()
