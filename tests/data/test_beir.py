@@ -275,7 +275,7 @@ BROKEN = {
     "another set's qrels": (
         "qrels/train.tsv",
         HEADER + b"x1\td1\t1\n",
-        "train.tsv: no pair .* whose query and document are there",
+        "train.tsv: no judgement above 0 is of a query and document that exist",
     ),
 }
 

@@ -105,13 +105,7 @@ def test_places_and_classes_follow_from_settings_alone(base, tmp_path):
     ("file", "content", "match"),
     [
         ("qrels/train.tsv", "query-id\tcorpus-id\tscore\nq0\td0\n", r"train.tsv:2"),
-        (
-            "qrels/test.tsv",
-            "query-id\tcorpus-id\tscore\nq0\tzz\t1\n",
-            "test.tsv:2",
-        ),
-        ("queries.jsonl", '{"_id": "q0", "text": " "}\n', r"queries.jsonl:1"),
-        ("corpus.jsonl", '{"_id": "d0", "text": "a b c"}\n', "train.tsv:3"),
+        ("corpus.jsonl", '{"_id": "d0", "text": "a b c"}\n', "test.tsv: no judgement"),
         ("qrels/dev.tsv", None, "dev"),
     ],
 )

@@ -326,8 +326,8 @@ class BeirDirectory:
                     answers.add(answer)
                     pairs[split] += 1
             if not pairs[split]:
-                problem = "no pair is judged above 0 whose query and document are there"
-                raise DataError(path, problem, f"It is of another set? {_LAYOUT}")
+                problem = "no judgement above 0 is of a query and document that exist"
+                raise DataError(path, problem, "Give all three files of one data set")
         return Counts(len(contents), len(queries), pairs, dict(+flaws))
 
     def fingerprint(self) -> str:

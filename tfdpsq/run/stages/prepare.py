@@ -52,7 +52,7 @@ class Prepare(Stage):
         counts = beir.validate(s.splits, s.strict)
         logging.info("%s: %s", s.data, counts)
         for flaw, count in counts.flaws.items():
-            logging.warning("%s: %d times %s", s.data, count, flaw)
+            logging.warning("%s: %s (%d times)", s.data, flaw, count)
         c.counts["flaws"] = dict(counts.flaws)
         # Nothing is learned before it is known that there will be pairs.
         if next(pseudo_pairs(beir.documents(), s.seed), None) is None:
