@@ -51,17 +51,6 @@ def test_rank_test_is_exact():
         assert abs(found - expected) < 1e-12
 
 
-def test_rank_test_rejects_at_its_level_and_sees_a_leak():
-    """Among 500 models that know nothing, about 5 % are rejected; one that does, is."""
-    random = np.random.default_rng(8)
-    p = [
-        memorization.rank_p_value(random.integers(1, 101, 15), 100) for _ in range(500)
-    ]
-    assert 0.025 < np.mean(np.array(p) <= 0.05) < 0.08
-    knows = random.integers(1, 41, 15)  # the worst candidates are out of the race
-    assert memorization.rank_p_value(knows, 100) < 1e-3
-
-
 def _ranks_of_randomized_response(random, epsilon, canaries, candidates, repetitions):
     """The ranks of a mechanism in which replacing r copies costs all of 2rε.
 

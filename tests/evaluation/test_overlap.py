@@ -97,16 +97,6 @@ def test_empty_samples_and_draws_are_refused():
 # -- Draws and shares -------------------------------------------------------------
 
 
-def test_draws_are_without_replacement_and_follow_the_seed():
-    draws = draw_samples(1000, 100, 3, seed=5)
-    assert [len(np.unique(each)) for each in draws] == [100] * 3
-    assert all((np.diff(each) > 0).all() and each[-1] < 1000 for each in draws)
-    again = draw_samples(1000, 100, 2, seed=5)
-    assert all(np.array_equal(a, b) for a, b in zip(again, draws))
-    assert not np.array_equal(draws[0], draws[1])
-    assert not np.array_equal(draws[0], draw_samples(1000, 100, 1, seed=6)[0])
-
-
 def test_shares_have_clopper_pearson_intervals():
     flags = [np.arange(100) < hits for hits in (3, 5, 10)]
     share = share_in_draws(flags, 0.9)

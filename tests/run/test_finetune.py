@@ -1,5 +1,6 @@
 """`finetune` and its settings: LoRA, a part, rates, epochs, prompts, counts."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -218,6 +219,21 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
             framed.run(STAGE, base / "release" / "bad", **_settings(base, **options))
         assert not (base / "release" / "bad").exists()
         assert not list((base / "private").glob("runs/bad/ledger.jsonl"))
+
+
+def test_characters_that_no_query_can_have_are_named(base, monkeypatch, caplog):
+    """Of public documents; before a step is paid for."""
+    counts, out = collections.Counter({"ж": 3, "у": 9}), base / "release" / "lacking"
+    monkeypatch.setattr(Tokenizer, "unknown", lambda *_: (counts, 0.1))
+    made = settings.from_config(STAGE.Settings, _settings(base))
+    given, place = runner.open_inputs(made), Place.of(out)
+    c = runner.Context(made, given, place, Privacy.CERTIFIED, {})
+    training.require_characters(c, training.tokenizer_of(c))
+    assert "lacks 2 characters, 10.0% of the documents' text" in caplog.text
+    monkeypatch.setattr(Tokenizer, "unknown", lambda *_: (counts, 0.6))
+    with pytest.raises(InputError, match="60.0% .*: у ж. Start from a T5 of this lang"):
+        framed.run(STAGE, out, **_settings(base))
+    assert not list((base / "private").glob("runs/lacking/ledger.jsonl"))
 
 
 def test_promised_private_weights_are_refused_before_they_are_made(base):

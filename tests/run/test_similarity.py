@@ -14,7 +14,6 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.common import similarity
 from tfdpsq.run.stages.evaluate import METRICS_FILE, STAGE
-from tfdpsq.validation import InputError
 
 # 60 training queries q0…, 12 of dev, 12 of test.
 COPIED = 4
@@ -201,14 +200,3 @@ def test_samples_are_compared_and_copies_found_in_all(base, tmp_path):
     control = _control(base, np.random.default_rng(0).permutation(12)[:5])
     by_grams = found["copies"]["by_grams"]["held_out"]
     assert by_grams["mean"] == pytest.approx(control.mean())
-
-
-def test_bad_settings_are_refused_before_anything_is_read(base, tmp_path):
-    for changes, message in (
-        ({"init": "/nowhere"}, "/nowhere"),
-        ({"sets": ("missing",)}, "synthetic.missing"),
-        ({"strict": True}, "strict mode refuses"),
-    ):
-        with pytest.raises(InputError, match=message):
-            _run(base, tmp_path, **changes)
-    assert not framed.reads(tmp_path / "private")

@@ -46,21 +46,6 @@ def test_directories_and_patterns_are_read_in_order(tmp_path):
     assert read(tmp_path / "[ab].txt") == everything[:2]
 
 
-def test_fingerprint_follows_names_sizes_and_times(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\n")
-
-    def fingerprint():
-        return Texts.open(str(tmp_path), "corpus").fingerprint(None)
-
-    first = fingerprint()
-    assert fingerprint() == first
-    path.write_text("one two\n")
-    longer = fingerprint()
-    (tmp_path / "b.txt").write_text("two\n")
-    assert len({first, longer, fingerprint()}) == 3
-
-
 def test_missing_and_malformed_files_are_named(tmp_path):
     for name in ("none.txt", "*.txt"):
         with pytest.raises(InputError, match="is not a table. Give a file"):
