@@ -1,6 +1,7 @@
 """Logs in every format, imported by the stage, read back as a BEIR directory."""
 
 import collections
+import datetime
 import gzip
 import json
 import re
@@ -196,7 +197,7 @@ def test_synthetic_sets_and_canaries_are_not_imported_as_logs(tmp_path):
         ({"logs__train": "@/bad.jsonl"}, "bad.jsonl:2: not JSON"),
         ({"logs__train": "@/cut.parquet"}, "cut.parquet: "),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
-        ({"split_by": "user"}, "Name the column of users"),
+        ({"split_by": "user"}, "columns.user ''. Name it"),
         ({"columns__query": ""}, "rows have a query, or its id"),
         ({"columns__score": "who"}, "log.jsonl:1: score"),
         ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob'"),
@@ -223,6 +224,51 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
         run(tmp_path / "private" / "out", log, **changes)
     assert "rash" not in str(error.value).lower()
     assert not (tmp_path / "private" / "out").exists()
+
+
+# -- Times -------------------------------------------------------------------------
+
+_SECONDS = 1769902200  # 2026-01-31 23:30 UTC
+_AT = datetime.datetime(2026, 1, 31, 23, 30)
+
+
+@pytest.mark.parametrize(
+    ("value", "day"),
+    [
+        (_SECONDS, "2026-01-31"),
+        *((_SECONDS * 1000**n, "2026-01-31") for n in (1, 2, 3)),
+        (str(_SECONDS * 1000), "2026-01-31"),
+        (1.7699022e12, "2026-01-31"),  # floats of pandas, next to a missing one
+        (20260131, "2026-01-31"),
+        ("20260131.0", "2026-01-31"),
+        (20260131233000, "2026-01-31"),
+        (_AT, "2026-01-31"),
+        (_AT.date(), "2026-01-31"),
+        ("2026-01-31T23:30:00+01:00", "2026-01-31"),
+        (46053, ""),  # days of a spreadsheet: not 1970
+        ("31/01/2026", ""),
+        (20261331, ""),
+        (float("nan"), ""),
+        (None, ""),
+    ],
+)
+def test_times_are_days_whatever_their_unit(value, day):
+    """Milliseconds were the year 58,000, and 20260131 was in 1970, silently."""
+    assert texts.day_of(value) == day
+
+
+def test_a_log_is_cut_at_days(tmp_path):
+    """In milliseconds, as pandas' to_json writes them; one row has none."""
+    times = [_SECONDS * 1000 + n * 86_400_000 for n in range(4)]
+    rows = [dict(zip(NAMES, (f"q {t}", "d", "ann", t))) for t in [*times, None]]
+    log, out = _write_lines(tmp_path / "log.jsonl", rows), tmp_path / "private" / "out"
+    days = {"split_by": "time", "columns__time": "when", "test_from": "2026-02-02"}
+    result = run(out, log, dev_from="2026-02-01", **days)
+    assert result["pairs"] == {"dev": 1, "test": 2, "train": 1}
+    assert result["dropped"] == {"it has no time that can be read": 1}
+    for dev_from in ("2026-02-03", "tomorrow"):
+        with pytest.raises(InputError, match="give days as 2026-01-31, in order"):
+            run(tmp_path / "private" / "other", log, dev_from=dev_from, **days)
 
 
 # -- Logs as people have them ------------------------------------------------------

@@ -152,12 +152,7 @@ class BeirDirectory:
     and repeated judgements, which are passed over, and judgements of what is not there
     (ArguAna, FiQA, TREC-COVID), which make no pair: `validate` counts them, or refuses
     them. Methods that return a dictionary hold it in memory; `pairs` is for logs of any
-    size.
-
-    Attributes:
-      path: the directory, as a `Path`.
-      corpus_file: the documents, perhaps compressed.
-      queries_file: the queries of all splits, perhaps compressed.
+    size. `path` is the directory; `corpus_file` and `queries_file` may be compressed.
     """
 
     def __init__(self, path: str | os.PathLike):

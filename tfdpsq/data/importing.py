@@ -21,7 +21,7 @@ from typing import Any
 
 from tfdpsq.data.beir import BeirWriter, integer_score, open_unnamed
 from tfdpsq.data.tables import Table
-from tfdpsq.data.texts import Document, id_of, text_problem
+from tfdpsq.data.texts import Document, day_of, id_of, text_problem
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = "train", "dev", "test"
@@ -40,7 +40,7 @@ _EQUAL_ANSWERS = """
 select count(*) from (select 1 from judged join documents on id = document
 where score > 0 group by split, query, title, text having count(*) > 1)
 """
-Split = Callable[[str, str], str]  # of a row's query and user, "" for none
+Split = Callable[[str, str, Any], str]  # of a row's query, user and time
 
 
 class _Dropped(Exception):
@@ -49,21 +49,17 @@ class _Dropped(Exception):
 
 @dataclasses.dataclass
 class Report:
-    """Counts of a log: rows read, what was written, and reasons for rows dropped.
-
-    `pairs` are by split; `first` has the first row dropped for a reason, as FILE:ROW;
-    `equal_answers` is how many queries are judged on several documents of one text.
-    """
+    """Counts of a log: rows read, what was written, and reasons for rows dropped."""
 
     rows: int = 0
-    pairs: dict[str, int] = dataclasses.field(default_factory=dict)
+    pairs: dict[str, int] = dataclasses.field(default_factory=dict)  # by split
     queries: int = 0
     documents: int = 0
-    equal_answers: int = 0
+    equal_answers: int = 0  # queries judged on several documents of one text
     dropped: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
-    first: dict[str, str] = dataclasses.field(default_factory=dict)
+    first: dict[str, str] = dataclasses.field(default_factory=dict)  # as FILE:ROW
 
 
 def by_hash(shares: Mapping[str, float], seed: int, by_user: bool = False) -> Split:
@@ -72,13 +68,27 @@ def by_hash(shares: Mapping[str, float], seed: int, by_user: bool = False) -> Sp
     `shares` maps splits to their shares; the rest is for training.
     """
 
-    def split(query: str, user: str) -> str:
+    def split(query: str, user: str, _: Any) -> str:
         at = int(_hash(str(seed), user if by_user else query), 16) / 16.0**_DIGITS
         for each, share in shares.items():
             if at < share:
                 return each
             at -= share
         return TRAIN
+
+    return split
+
+
+def by_time(starts: Mapping[str, str]) -> Split:
+    """Returns a split by `day_of` a row's time; `starts` are first days, or ""."""
+    begin = {name: start for name, start in starts.items() if start}
+    if not begin or [*begin.values()] != sorted(map(day_of, begin.values())):
+        raise InputError(f"splits begin at {begin}; give days as 2026-01-31, in order.")
+
+    def split(query: str, user: str, time: Any) -> str:
+        if not (day := day_of(time)):
+            raise _Dropped("it has no time that can be read")
+        return [TRAIN, *(name for name, start in begin.items() if start <= day)][-1]
 
     return split
 
@@ -101,9 +111,7 @@ def import_pairs(
       corpus: with columns "document_id", "document" and "title"; all of it is kept.
         `None` takes the documents of the log.
 
-    Raises:
-      InputError: a table or column is missing, or no row is left.
-      DataError: a file is malformed.
+    Raises InputError for a missing table or column, a malformed file, or no row left.
     """
     report, log = Report(), _Log(split, queries, corpus)
     parts = {"document": corpus, "query": queries, **logs}
@@ -159,7 +167,7 @@ class _Log:
         if score is None:
             problem = f"score is not an integer up to {MOST_RELEVANT:,}"
             raise DataError(path, problem, "Correct columns.score", number)
-        chosen = self._split(text, user) if self._split else name
+        chosen = self._split(text, user, row.get("time")) if self._split else name
         if not self._inserted("queries", query_id, text, user):
             held = self._one("select text, user from queries where id = ?", query_id)
             if held != (text, user):

@@ -74,8 +74,7 @@ def text_lines(
     The file is UTF-8, local or remote, perhaps `.gz`. Reading begins after `offset`
     uncompressed bytes, which hold `line` lines. A byte order mark is left out.
 
-    Raises:
-      DataError: bytes that are not UTF-8, or a broken gzip file.
+    Raises DataError for bytes that are not UTF-8, or a broken gzip file.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -145,9 +144,8 @@ def sha256_of_file(path: str | os.PathLike) -> str:
 def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary directory to fill, which then gets the name `path`.
 
-    Raises:
-      InputError: `path` exists and is not an empty directory, it cannot be written, or
-        the disk is full. Nothing is left then, nor if the body raises.
+    Raises InputError if `path` exists and is not an empty directory, it cannot be
+    written, or the disk is full. Nothing is left then, nor if the body raises.
     """
     target = Path(os.path.abspath(path))
     if target.is_file() or (target.is_dir() and any(target.iterdir())):

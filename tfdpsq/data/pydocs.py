@@ -116,8 +116,7 @@ def build_pydocs(
         ``$XDG_CACHE_HOME/tfdpsq``, else ``~/.cache/tfdpsq``.
       packages: import names out of `PACKAGES` (a smaller corpus for tests).
 
-    Raises:
-      InputError: a package is not installed, or the cache cannot be written.
+    Raises InputError if a package is not installed, or the cache cannot be written.
     """
     packages = tuple(sorted(set(packages)))
     versions = {package: _version(package) for package in packages}

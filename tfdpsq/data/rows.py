@@ -26,9 +26,7 @@ _REMEDY = "Move the directory away and make it again"
 class RowStore:
     """A directory of rows that `write_rows` made. `len()` is their number.
 
-    Attributes:
-      path: the directory.
-      fingerprint: SHA-256, in hex, of fields and rows in their order.
+    `path` is the directory, `fingerprint` the SHA-256 of fields and rows in order.
     """
 
     def __init__(self, path: str | os.PathLike):

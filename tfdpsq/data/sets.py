@@ -85,8 +85,7 @@ def write_synthetic(
       guarantee: entry of the manifest that says where the set may go; None for none.
       form: one of `FORMATS`.
 
-    Raises:
-      InputError: an id is not genQ<n> or repeated, or all queries are empty.
+    Raises InputError if an id is not genQ<n> or repeated, or all queries are empty.
     """
     entries: dict[str, Any] = {"provenance": provenance, "certificate": certificate}
     if guarantee is not None:

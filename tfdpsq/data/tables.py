@@ -31,7 +31,8 @@ _BATCH = 4096
 # Longer than any document; the default of 128 KiB is not.
 _FIELD = 1 << 30
 _BEFORE_QUOTE = re.compile(r'\\*"')
-# How values of text files that hold separators or line breaks are quoted.
+# How text files quote: with "" for a quote inside, with a backslash before it, as Spark
+# does, or never; "" is doubled for CSV, none for TSV, where queries hold stray quotes.
 QUOTES = ("", "doubled", "backslash", "none")
 
 Row = tuple[str, int, list[Any]]
@@ -39,35 +40,20 @@ Row = tuple[str, int, list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    r"""A table, and which of its columns hold what.
+    """A table, and which of its columns hold what."""
 
-    Attributes:
-      path: path, pattern, `ir_datasets:NAME` or `tfds:NAME#SPLIT`.
-      columns: what -> name of the column, without those that are not there; for TSV and
-        CSV without a header their numbers, from "0".
-      header: whether the first line of TSV and CSV files names the columns.
-      part: what an `ir_datasets` name stands for: its judgements, queries or documents.
-      quotes: how text files quote: with "" inside a value ("doubled"), or \" as Spark
-        writes ("backslash"); or "none". "" is doubled for CSV and none for TSV, where
-        queries hold stray quotes.
-    """
-
-    path: str
-    columns: Mapping[str, str]
-    header: bool = True
-    part: str = PAIRS
-    quotes: str = ""
+    path: str  # path, pattern, `ir_datasets:NAME` or `tfds:NAME#SPLIT`
+    columns: Mapping[str, str]  # what -> name, or number from "0" without a header
+    header: bool = True  # whether the first line of text files names the columns
+    part: str = PAIRS  # of an `ir_datasets` name: its pairs, queries or corpus
+    quotes: str = ""  # one of `QUOTES`
 
     def rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Streams the rows.
 
-        Yields:
-          The file, the row's number in it (a line in a text file, else from 1), and
-          what -> value; `None` where there is none, but of a text "".
-
-        Raises:
-          InputError: the table, a column or a library is missing.
-          DataError: a file is malformed, or a query or document is not one text.
+        Yields the file, the row's number in it (a line in a text file, else from 1),
+        and what -> value; `None` where there is none, but of a text "". Raises
+        InputError for what is missing, DataError for what is malformed.
         """
         for path, number, values in self._read(list(self.columns.values())):
             found = dict(zip(self.columns, values))

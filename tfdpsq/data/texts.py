@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import decimal
 import hashlib
 import numbers
@@ -18,6 +19,8 @@ _WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
 # A large number as pandas, Spark, Excel and databases round it. Others with an
 # exponent, such as 49018e16, are hexadecimal digits.
 _ROUNDED = re.compile(r"[+-]?\d(\.\d+e[+-]?|e\+)\d+", re.ASCII | re.IGNORECASE)
+_DATE = re.compile(r"(19|20)\d\d[01]\d[0-3]\d(\d{6})?(\.0*)?", re.ASCII)
+_EPOCH = re.compile(r"\d+(\.\d*)?(e\+?\d\d?)?", re.ASCII)
 # What pandas, NumPy and databases write for a value that is missing.
 _MISSING = frozenset("nan NaN NaT None <NA> NULL null".split()) | {"\\N"}
 
@@ -44,6 +47,30 @@ class Pair:
     query: str  # private unless stated otherwise
     document_id: str
     document: str  # its `Document.content`, public
+
+
+def day_of(value: Any) -> str:
+    """Returns the day of a time, as 2026-01-31; "" of anything else.
+
+    | value                                 | read as                                 |
+    |---------------------------------------|-----------------------------------------|
+    | a date, 2026-01-31T23:30:00+01:00     | the day as it is written                |
+    | 20260131, "20260131233000"            | the same                                |
+    | 1769902200, 1769902200000.0, ...      | s, ms, µs or ns since 1970, by size     |
+    """
+    text = str(value).strip()
+    if _DATE.fullmatch(text):
+        text = f"{text[:4]}-{text[4:6]}-{text[6:8]}"
+    elif _EPOCH.fullmatch(text):
+        seconds = float(text)
+        while seconds >= 1e11:
+            seconds /= 1000
+        text = str(datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc))
+    try:
+        day = datetime.date.fromisoformat(text[:10]).isoformat()
+    except ValueError:
+        return ""
+    return day if "1990" < day < "2100" else ""  # else it was another kind of number
 
 
 def documents_fingerprint(documents: Iterable[Document]) -> str:
@@ -103,8 +130,7 @@ def id_of(value: Any, of_user: bool = False) -> str:
     | "9007199254740993.0", 2.0**53  | ValueError, for the same reason                 |
     | of a user: " Zoë", "nan"       | "Zoë" in NFC, "": nobody, not one busy person   |
 
-    Raises:
-      ValueError, OverflowError: also for a value that is neither text nor whole.
+    Raises ValueError or OverflowError also for what is neither text nor whole.
     """
     text = text_of(value)
     if text and not isinstance(value, (str, bytes, uuid.UUID)):

@@ -42,18 +42,11 @@ class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
     code_path = None  # TFDS looks next to it for checksums of downloads.
 
     def __init__(self, *, path: str | os.PathLike | None = None, **kwargs: Any) -> None:
-        """Opens a directory.
+        """Opens `path`, a BEIR directory or a set, kept under its fingerprint.
 
-        Args:
-          path: a BEIR directory or a set; what was prepared is kept under its
-            fingerprint.
-          **kwargs: as for every TFDS builder, except `config`. Without `data_dir`,
-            pairs of a BEIR directory, which may be private, are prepared in the
-            ``private/tfds`` that it is in or next to.
-
-        Raises:
-          DataError: the directory is incomplete or malformed.
-          InputError: `path` is missing.
+        `kwargs` are as for every TFDS builder, except `config`. Without `data_dir`,
+        pairs of a BEIR directory, which may be private, are prepared in the
+        ``private/tfds`` that it is in or next to.
         """
         if path is None:
             raise InputError("beir_directory needs builder_kwargs={'path': ...}.")

@@ -196,8 +196,7 @@ def train_vocabulary(
       size: number of pieces, the 256 bytes and 3 special ones included.
       output_file: where the model goes.
 
-    Raises:
-      InputError: the texts are empty, or `size` does not fit them.
+    Raises InputError if the texts are empty, or `size` does not fit them.
     """
     positive_integer("size", size)
     model = io.BytesIO()

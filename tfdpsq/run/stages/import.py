@@ -22,8 +22,8 @@ tables. MS MARCO's own files, for example:
 `tfds:NAME#SPLIT` is a split of a TensorFlow data set that was prepared before, in the
 folder TFDS_DATA_DIR; its features are the columns.
 
-`split_by` divides one log by a hash of the query or of the user, never by other
-people's rows. For cuts in time, give a log for each split.
+`split_by` divides one log by a hash of the query or of the user, or at the days given,
+never by other people's rows; or give a log for each split.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Columns(settings.Settings):
     document_id: str = setting("", help="of a row in corpus.path, without document")
     score: str = setting("")
     user: str = setting("")
+    time: str = setting("", help="a date, or seconds and so on since 1970")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,28 +97,25 @@ class Import(Stage):
         columns: Columns = nested(Columns)
         queries: Queries = nested(Queries)
         corpus: Documents = nested(Documents)
-        header: bool = setting(
-            True, help="whether text files name their columns; else they are 0, 1, ..."
-        )
-        quotes: str = setting(
-            "", choices=tables.QUOTES, help="of text files; backslash is Spark's"
-        )
+        header: bool = setting(True, help="without, columns of text are 0, 1, ...")
+        quotes: str = setting("", choices=tables.QUOTES, help="backslash is Spark's")
         log_documents_are_public: bool = setting(
             False, help="needed without corpus.path: they tell what people looked for"
         )
-        split_by: str = setting(
-            "query", choices=("query", "user"), help="without logs.dev and logs.test"
-        )
+        split_by: str = setting("query", choices=("query", "user", "time"))
         dev_share: float = setting(0.1, ge=0, le=0.5)
         test_share: float = setting(0.1, ge=0, le=0.4)
+        dev_from: str = setting("", when={"split_by": ("time",)}, help="first day")
+        test_from: str = setting("", when={"split_by": ("time",)})
         seed: int = setting(0, ge=0, le=settings.SEED)
 
     def check(self, s: Settings, given: Given) -> None:
         """Refuses columns that do not fit, and what tfdpsq made."""
         _tables(s)
-        if s.split_by == "user" and not (s.columns.user or s.queries.user):
+        known = {"user": s.columns.user or s.queries.user, "time": s.columns.time}
+        if not known.get(s.split_by, True):
             raise InputError(
-                "split_by is 'user', and columns.user ''. Name the column of users."
+                f"split_by is {s.split_by!r}, and columns.{s.split_by} ''. Name it."
             )
         for name, table in given.each():
             if table.facts["made"]:
@@ -135,14 +133,15 @@ class Import(Stage):
         s, (logs, queries, corpus) = c.settings, _tables(c.settings)
         shares = {importing.DEV: s.dev_share, importing.TEST: s.test_share}
         split = importing.by_hash(shares, s.seed, s.split_by == "user")
+        if s.split_by == "time":
+            starts = {importing.DEV: s.dev_from, importing.TEST: s.test_from}
+            split = importing.by_time(starts)
         report = importing.import_pairs(
             c.out, logs, split if len(logs) == 1 else None, queries, corpus
         )
-        for reason, count in report.dropped.most_common():
-            first = report.first[reason]
-            logging.warning("dropped %d rows: %s (first %s)", count, reason, first)
+        for why, count in report.dropped.most_common():
+            logging.warning("dropped %d rows: %s (%s)", count, why, report.first[why])
         counts = dataclasses.asdict(report)
-        del counts["first"]
         logging.info("%s", counts)
         c.counts.update(counts, dropped=dict(report.dropped))
         return {}
