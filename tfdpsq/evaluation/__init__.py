@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     )
     from tfdpsq.evaluation.ngrams import NgramModel
     from tfdpsq.evaluation.overlap import (
-        Overlap,
         OverlapScan,
         draw_samples,
         share_in_draws,
@@ -62,7 +61,6 @@ __all__ = [
     "BM25",
     "Interval",
     "NgramModel",
-    "Overlap",
     "OverlapScan",
     "RankingResult",
     "attack_membership",

@@ -20,9 +20,8 @@ up, and where it is found, the words behind it are compared.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,25 +36,14 @@ _LEAD = 8  # first words of a text that are looked up together
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """Matches of each text; arrays have one entry per text."""
-
-    equal: np.ndarray  # [texts] bool, a record has the same words and no others
-    contained: np.ndarray  # [texts] bool, a record has all its words in a row
-    # [texts, 2] int64, the first equal record, else the first that contains it: number
-    # of the `scan` and of the record in it, from 0; -1 where there is none
-    place: np.ndarray
-    records: int  # of the corpus
-    corpus_bytes: int  # of all records, in UTF-8
-
-
 class OverlapScan:
     """Looks for a sample of texts in a corpus, part by part.
 
     Attributes:
-      records: records looked at, `corpus_bytes` in UTF-8.
-      scans: complete calls of `scan`.
+      equal: [texts] bool, a record has the same words and no others.
+      contained: [texts] bool, a record has all its words in a row.
+      records: looked at so far.
+      corpus_bytes: of all records, in UTF-8.
     """
 
     def __init__(self, texts: Sequence[str]):
@@ -77,22 +65,18 @@ class OverlapScan:
             size: (np.array(sorted(found), np.uint64), found)
             for size, found in by_lead.items()
         }
-        # Of contained and of equal texts: number of the scan, of the record in it.
-        self._places = np.full([2, len(texts), 2], -1)
-        self.records = self.corpus_bytes = self.scans = 0
+        self.equal, self.contained = np.zeros([2, len(texts)], bool)
+        self.records = self.corpus_bytes = 0
 
     def scan(self, records: Iterable[str]) -> None:
         """Looks at the records of a part of the corpus, a file for instance."""
         stream = iter(records)
-        first = 0
         while batch := list(itertools.islice(stream, _RECORDS)):
-            self._look_at(batch, first)
-            first += len(batch)
+            self._look_at(batch)
+            self.records += len(batch)
             self.corpus_bytes += sum(len(t.encode("utf-8", "replace")) for t in batch)
-        self.records += first
-        self.scans += 1
 
-    def _look_at(self, batch: list[str], first: int) -> None:
+    def _look_at(self, batch: list[str]) -> None:
         hashes, ends = words.word_hashes(batch)
         record = np.repeat(np.arange(len(batch)), np.diff(ends))
         left = ends[record + 1] - np.arange(len(record))  # words from here to the end
@@ -107,40 +91,11 @@ class OverlapScan:
                 for number in texts[int(runs[start])]:
                     own = self._texts[number]
                     whole = ends[row + 1] - ends[row] == len(own)
-                    places = self._places[: 1 + whole, number]
-                    new = places[:, 0] < 0
-                    if new.any() and np.array_equal(
+                    found = self.equal if whole else self.contained
+                    if not found[number] and np.array_equal(
                         own, hashes[start : start + min(left[start], len(own))]
                     ):
-                        places[new] = self.scans, first + row
-
-    def result(self) -> Overlap:
-        """Returns the matches in all parts so far."""
-        contained, equal = self._places
-        return Overlap(
-            equal=equal[:, 0] >= 0,
-            contained=contained[:, 0] >= 0,
-            place=np.where(equal >= 0, equal, contained),
-            records=self.records,
-            corpus_bytes=self.corpus_bytes,
-        )
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Returns the state of all complete `scan` calls, for `merge`."""
-        return {
-            "places": self._places.copy(),
-            "counts": np.array([self.scans, self.records, self.corpus_bytes]),
-        }
-
-    def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        """Adds the state of another scan, of the same sample in the next parts."""
-        theirs = state["places"]
-        theirs = np.where(theirs >= 0, theirs + [self.scans, 0], theirs)
-        self._places = np.where(self._places[..., :1] >= 0, self._places, theirs)
-        scans, records, corpus_bytes = state["counts"].tolist()
-        self.scans += scans
-        self.records += records
-        self.corpus_bytes += corpus_bytes
+                        found[number] = self.contained[number] = True
 
 
 def _runs(hashes: np.ndarray, most: int) -> Iterable[np.ndarray]:

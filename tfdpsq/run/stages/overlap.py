@@ -80,27 +80,27 @@ class Overlap(runner.ShardedStage):
                 found = read_texts(part, c.settings.field)
                 scan.scan(tqdm.tqdm(found, part, unit="record", leave=False))
             with open(out.path(_EXTENSION), "wb") as file:
-                np.savez(file, **scan.state())
-            out.count = scan.records
+                np.savez(file, equal=scan.equal, contained=scan.contained)
+            out.count, out.result["bytes"] = scan.records, scan.corpus_bytes
 
         return make
 
     def merge(self, c: Context, made: shards.Shards) -> dict[str, Any]:
         """Writes the shares."""
-        samples = _samples(c)
-        scan = evaluation.OverlapScan([x for _, own in samples.values() for x in own])
-        for file in made.paths(_EXTENSION):
-            scan.merge(np.load(file))
-        overlap, first = scan.result(), 0
-        if not overlap.records:
+        marks = [made.mark(index) or {} for index in range(made.total)]
+        sizes = {
+            "records": sum(mark["count"] for mark in marks),
+            "bytes": sum(mark["result"]["bytes"] for mark in marks),
+        }
+        if not sizes["records"]:
             raise InputError(f"corpus is {c.settings.corpus}, which holds no text.")
-        sizes = {"records": overlap.records, "bytes": overlap.corpus_bytes}
         found: dict[str, Any] = {"corpus": {"parts": sum(map(len, c.parts)), **sizes}}
+        scans, samples, first = [*map(np.load, made.paths(_EXTENSION))], _samples(c), 0
         for kind, (draws, texts) in samples.items():
             here = slice(first, first := first + len(texts))
             found[kind] = {"draw_size": len(draws[0]), "drawn": len(texts)}
             for name in ("equal", "contained"):
-                flags = getattr(overlap, name)[here]
+                flags = np.any([scan[name] for scan in scans], axis=0)[here]
                 share = evaluation.share_in_draws([flags[each] for each in draws])
                 found[kind][name] = share
         write_json(c.out / OVERLAP_FILE, found)
