@@ -332,7 +332,7 @@ _JAPANESE = "\u521d\u671f\u306e\u75c7\u72b6\u306f\u4f55\u3067\u3059\u304b"
     [
         ("queries.jsonl", b'{"_id": "q1", "text": "my secret illness'),
         ("queries.jsonl", b'{"_id": "q1", "text": "my secret\0illness"}'),
-        ("queries.jsonl", b'{"_id": 7, "text": "my secret illness"}'),
+        ("queries.jsonl", b'{"_id": 7.5, "text": "my secret illness"}'),
         (
             "queries.jsonl",
             '{"_id": "q1", "text": "my secret illn\xe9ss"}'.encode("latin1"),

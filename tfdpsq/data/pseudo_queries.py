@@ -165,7 +165,8 @@ def _usable(texts: list[Iterable[Any]]) -> list[list[tuple[int, int]]]:
 def _sizes(texts: Iterable[str]) -> Iterator[float]:
     """Yields the number of words of each text; a pair of characters is half a word."""
     for words in words_of(texts):
-        yield sum(0.5 if _PAIR.match(w) and not w.isascii() else 1 for w in words)
+        paired = () if "".join(words).isascii() else filter(_PAIR.match, words)
+        yield len(words) - sum(1 for _ in paired) / 2
 
 
 def _is_prose(parts: list[str]) -> bool:
