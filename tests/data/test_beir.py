@@ -92,10 +92,7 @@ def test_strict_validation_refuses_each_flaw_by_its_line(flawed):
     for name, line in (
         ("queries.jsonl", 11),
         ("corpus.jsonl", 11),
-        ("qrels/test.tsv", 13),
-        ("qrels/test.tsv", 13),
-        ("qrels/test.tsv", 13),
-        ("qrels/test.tsv", 13),
+        *[("qrels/test.tsv", 13)] * 4,
     ):
         with pytest.raises(DataError, match=f"{name}:{line}: a .*leave strict out"):
             BeirDirectory(flawed).validate(["test"], strict=True)

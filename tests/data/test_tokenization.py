@@ -89,22 +89,6 @@ def test_graph_mode_tf_data_and_eager_agree(tokenizer):
     assert spec.shape[1] == 24  # XLA needs it.
 
 
-def test_saved_models_carry_the_tokenizer(tokenizer, tmp_path):
-    class Served(tf.Module):
-        def __init__(self):
-            self.tokenizer = tokenizer
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
-        def ids(self, texts):
-            return self.tokenizer.encode(texts, 8)[0]
-
-    tf.saved_model.save(Served(), str(tmp_path / "model"))
-    loaded = tf.saved_model.load(str(tmp_path / "model"))
-    assert np.array_equal(
-        loaded.ids(tf.constant(["privacy"])), tokenizer.encode(["privacy"], 8)[0]
-    )
-
-
 def test_vocabulary_is_deterministic_and_sees_only_its_texts(tmp_path, model_file):
     again = train_vocabulary(iter(TEXTS), 300, tmp_path / "b.model")
     assert again.read_bytes() == model_file.read_bytes()
