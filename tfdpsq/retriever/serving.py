@@ -60,7 +60,7 @@ class SearchModel(tf.Module):
         self._queries, self._documents = model.query_model, model.document_model
         self._size = len(ids)
         self._index = top_k_layer(kind, len(ids), 100).index(
-            tf.constant(embeddings), tf.constant(list(map(str, ids)))
+            tf.constant(embeddings), tf.constant(list(map(tf.compat.as_str_any, ids)))
         )
 
     @tf.function(input_signature=[_TEXTS], autograph=False)
