@@ -1,14 +1,15 @@
 """Documents per second: `retriever.encode_texts`, Hugging Face, ONNX Runtime.
 
-    python tests/benchmarks/encoding.py [--batch_size 128] [--shape small]
+    python tests/benchmarks/encoding.py [--batch_size 128]
 
 Needs the extras `parity` and `onnx`, or `--sides` without those. All encoders have the
-same weights and token ids, pool by the mean over real tokens and divide by the norm,
-with the same batch size and threads, in float32 but for `*_int8` (see
-`retriever.onnx_export`) and `*_bfloat16`. Hugging Face's batches follow the corpus's
-order and are padded to their longest text, as its collator does; `throughput_ratio` is
-ours over that. All others are sorted by length as ours: `ratio_of_sorted` is ours over
-Hugging Face's, `ratio_to_onnx` over ONNX Runtime's fastest side.
+weights of `t5_tiny_pydocs` and the same token ids, pool by the mean over real tokens
+and divide by the norm, with the same batch size and threads, in float32 but for
+`*_int8` (see `retriever.onnx_export`) and `*_bfloat16`. Hugging Face's batches follow
+the corpus's order and are padded to their longest text, as its collator does;
+`throughput_ratio` is ours over that. All others are sorted by length as ours:
+`ratio_of_sorted` is ours over Hugging Face's, `ratio_to_onnx` over ONNX Runtime's
+fastest side.
 
 Prints one JSON line. The sides alternate; rates are medians of the rounds, and ratios
 medians of the rounds' ratios.
@@ -25,12 +26,12 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq import generator, retriever
+from tfdpsq import retriever
 from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.generator import checkpoints
-from tfdpsq.layers import T5Config
 from tfdpsq.retriever import onnx_export
 
+DOCUMENTS, LENGTH, ROUNDS = 4096, 96, 3
 # Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
 OWN_BFLOAT16 = "tfdpsq_bfloat16"
@@ -128,26 +129,12 @@ def onnx_encoder(model, dtype, threads):
     return encode
 
 
-def weights_of(shape, directory):
-    """Returns a Hugging Face directory: the preset, or random weights of T5-small."""
-    if shape == "preset":
-        return str(checkpoints.locate("t5_tiny_pydocs"))
-    tf.keras.utils.set_random_seed(0)
-    config = T5Config(8192, 6, 8, 512, 2048, 64)
-    generator.T5QueryGenerator(config).save_to_huggingface(directory)
-    return directory
-
-
 def options_of():
     """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--documents", type=int, default=4096)
     parser.add_argument("--batch_size", type=int, default=128)
-    parser.add_argument("--length", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shape", choices=("preset", "small"), default="preset")
     parser.add_argument("--sides", nargs="*", choices=SIDES, default=SIDES)
     return parser.parse_args()
 
@@ -157,41 +144,38 @@ def main():
     options = options_of()
     threads = len(os.sched_getaffinity(0))
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    vocabulary = checkpoints.vocabulary_in(checkpoints.locate("t5_tiny_pydocs"))
+    path = str(checkpoints.locate("t5_tiny_pydocs"))
+    tokenizer = Tokenizer(checkpoints.vocabulary_in(path))
     texts = [document.content for document in build_pydocs().documents()]
-    texts = texts[:: max(1, len(texts) // options.documents)][: options.documents]
-    ids, lengths = (
-        np.asarray(a) for a in Tokenizer(vocabulary).encode(texts, options.length)
-    )
+    texts = texts[:: max(1, len(texts) // DOCUMENTS)][:DOCUMENTS]
+    ids, lengths = (np.asarray(a) for a in tokenizer.encode(texts, LENGTH))
     numbers, tokens = [str(row) for row in range(len(ids))], Tokens(ids, lengths)
     size = options.batch_size
-    with tempfile.TemporaryDirectory() as directory:
-        path = weights_of(options.shape, directory)
-        ours = retriever.TwoTower.from_preset(
-            path, tokens, embedding_dim=192, document_length=options.length
+    ours = retriever.TwoTower.from_preset(
+        path, tokens, embedding_dim=192, document_length=LENGTH
+    )
+    # Every side is compiled once, before it is timed.
+    ways = {"tfdpsq": own_encoder(ours, size, numbers)}
+    kernel = ours.document_tower.get_layer("projection").get_weights()[0]
+    for side in options.sides:
+        if side == OWN_BFLOAT16:
+            near = retriever.TwoTower(ours.config, tokens, "mixed_bfloat16")
+            near.set_weights(ours.get_weights())
+            ways[side] = own_encoder(near, size, numbers)
+            continue
+        runtime, _, dtype = side.partition("_")
+        encode = (
+            onnx_encoder(ours, dtype, threads)
+            if runtime == "onnx"
+            else torch_encoder(path, kernel, threads)
         )
-        # Every side is compiled once, before it is timed.
-        ways = {"tfdpsq": own_encoder(ours, size, numbers)}
-        kernel = ours.document_tower.get_layer("projection").get_weights()[0]
-        for side in options.sides:
-            if side == OWN_BFLOAT16:
-                near = retriever.TwoTower(ours.config, tokens, "mixed_bfloat16")
-                near.set_weights(ours.get_weights())
-                ways[side] = own_encoder(near, size, numbers)
-                continue
-            runtime, _, dtype = side.partition("_")
-            encode = (
-                onnx_encoder(ours, dtype, threads)
-                if runtime == "onnx"
-                else torch_encoder(path, kernel, threads)
-            )
-            by_length = side != "huggingface"
-            ways[side] = functools.partial(
-                in_batches, encode, ids, lengths, size, by_length
-            )
+        by_length = side != "huggingface"
+        ways[side] = functools.partial(
+            in_batches, encode, ids, lengths, size, by_length
+        )
     vectors = {name: way() for name, way in ways.items()}  # and warm
     seconds = {name: [] for name in ways}
-    for _ in range(options.rounds):
+    for _ in range(ROUNDS):
         for name, way in ways.items():
             started = time.perf_counter()
             way()
@@ -207,7 +191,6 @@ def main():
 
     result = {
         "benchmark": "encoding",
-        "shape": options.shape,
         "documents": len(ids),
         "mean_tokens": round(float(lengths.mean()), 1),
         "batch_size": size,

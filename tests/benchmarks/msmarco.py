@@ -16,14 +16,11 @@ pairs in proportion, and at most as many dev queries.
 | `embed` | the corpus by an untrained retriever of one layer, 16 tokens a passage |
 | `evaluate` | the same retriever on dev, from the texts |
 | `indexed` | the same, from the embeddings of `embed` |
-| `filter` | duplicates of what `prepare` wrote |
-| `train` | 20 steps of `train_retriever` on what `prepare` wrote |
 | `write` | `synthesize` by the package's T5 for at most 4,096 passages |
-| `write_beam` | the same by two processes of Beam's DirectRunner |
 
-Prints one JSON line per part and size: wall and processor seconds, those of Beam's
-workers included, and the largest resident set; and one line with `memory_ratio`, the
-largest peak of each part over its smallest. Finished parts are read from DIR.
+Prints one JSON line per part and size: wall and processor seconds, and the largest
+resident set; and one line with `memory_ratio`, the largest peak of each part over its
+smallest. Finished parts are read from DIR.
 """
 
 import argparse
@@ -45,8 +42,6 @@ VOCABULARY = 20_000
 T5 = "t5_tiny_pydocs"
 _WORDS, _SENTENCE = 56, 14
 _AT_ONCE = 10_000
-_BEAM = ("--runner=DirectRunner", "--direct_num_workers=2")
-_BEAM += ("--direct_running_mode=multi_processing",)
 
 
 # -- The corpus ------------------------------------------------------------------------
@@ -173,32 +168,19 @@ def exact(home, documents):
 
 
 def stages(home):
-    """Returns {part: (stage, settings, flags of Beam)}."""
+    """Returns {part: (stage, settings)}."""
     data, mine = str(home / "data"), str(home / "retriever")
-    made = str(home / "private" / "prepare" / "set")
     on_dev = {"data": data, "split": "dev", "systems": {"mine": mine}}
     indexes = {"mine": str(home / "private" / "embed")}
     write = {"generator": T5, "corpus": data, "max_documents": 4096}
-    write |= {"shard_documents": 512}
-    lengths = {"document_length": 16, "query_length": 16, "embedding_dim": 32}
     splits = {"splits": ("train", "dev"), "vocabulary_size": 0}
     return {
-        "prepare": ("prepare", {"data": data, **splits}, None),
-        "bm25": ("evaluate", {**on_dev, "systems": {"bm25": "bm25"}}, None),
-        "embed": ("embed", {"retriever": mine, "corpus": data}, None),
-        "evaluate": ("evaluate", on_dev, None),
-        "indexed": ("evaluate", {**on_dev, "indexes": indexes}, None),
-        "filter": (
-            *("filter", {"synthetic": made, "corpus": data, "duplicates": True}),
-            None,
-        ),
-        "train": (
-            "train_retriever",
-            {"pairs": made, "init": T5, "steps": 20, **lengths},
-            None,
-        ),
-        "write": ("synthesize", write, None),
-        "write_beam": ("synthesize", write, _BEAM),
+        "prepare": ("prepare", {"data": data, **splits}),
+        "bm25": ("evaluate", {**on_dev, "systems": {"bm25": "bm25"}}),
+        "embed": ("embed", {"retriever": mine, "corpus": data}),
+        "evaluate": ("evaluate", on_dev),
+        "indexed": ("evaluate", {**on_dev, "indexes": indexes}),
+        "write": ("synthesize", {**write, "shard_documents": 512}),
     }
 
 
@@ -212,10 +194,10 @@ def run(part, home, documents):
     from tfdpsq.run.frame import command, runner, settings
     from tfdpsq.run.frame.places import Place
 
-    name, changes, beam = stages(home)[part]
+    name, changes = stages(home)[part]
     stage = command.stage(name)
     made = settings.from_config(stage.Settings, changes)
-    runner.execute(stage, made, Place.of(home / "private" / part), beam=beam)
+    runner.execute(stage, made, Place.of(home / "private" / part))
     return {}
 
 
