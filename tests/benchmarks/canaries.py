@@ -47,7 +47,7 @@ def execute(stage, out, changes):
 def run(options):
     """Runs missing stages; returns {unit and ε: content of audit.json}."""
     job, private = quickstart_config.get_config(), options.workdir / "private"
-    inserted = {"data": options.data, "trials": options.trials, "coins": options.coins}
+    inserted = {"data": kinds.PYDOCS, "trials": options.trials, "coins": options.coins}
     inserted |= {"repetitions": tuple(options.repetitions)}
     inserted |= {"most_pairs": options.pairs}
     execute(canaries.STAGE, private / "canaries", inserted)
@@ -132,7 +132,6 @@ def main():
     """Parses the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
-    parser.add_argument("--data", default=kinds.PYDOCS)
     parser.add_argument("--pairs", type=int, default=4000)
     parser.add_argument(
         "--guarantees",
@@ -154,7 +153,7 @@ def main():
         json.dumps(
             {
                 "benchmark": "canaries",
-                "data": options.data,
+                "data": kinds.PYDOCS,
                 "pairs": options.pairs,
                 "steps": options.steps,
                 "batch_size": options.batch_size,

@@ -1,6 +1,6 @@
 """Embeddings of a data set's documents and queries by a public sentence encoder.
 
-    python tests/benchmarks/embed.py DATA ENCODER OUT [--document_length 128]
+    python tests/benchmarks/embed.py DATA ENCODER OUT
 
 DATA is pydocs or a BEIR directory, ENCODER a directory in Hugging Face's layout, read
 with mean pooling (extra `parity`), such as the all-MiniLM-L6-v2 of the package
@@ -22,6 +22,7 @@ from tfdpsq import retriever
 from tfdpsq.run.common.kinds import open_beir
 
 BATCH = 64
+LENGTHS = {"documents": 128, "queries": 32}  # in tokens
 
 
 @torch.no_grad()
@@ -52,23 +53,20 @@ def main():
     parser.add_argument("data")
     parser.add_argument("encoder", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--document_length", type=int, default=128)
-    parser.add_argument("--query_length", type=int, default=32)
     options = parser.parse_args()
     started, beir = time.monotonic(), open_beir(options.data)
     texts = {
         "documents": {d.id: d.content for d in beir.documents()},
         "queries": dict(beir.read_queries()),
     }
-    lengths = {"documents": options.document_length, "queries": options.query_length}
     for kind, of in texts.items():
         if not (options.out / kind).exists():
-            vectors = embed(options.encoder, list(of.values()), lengths[kind])
+            vectors = embed(options.encoder, list(of.values()), LENGTHS[kind])
             retriever.VectorStore.write(
                 *(options.out / kind, options.encoder.name, vectors.shape[1]),
                 [(list(of), vectors)],
             )
-    line = {"data": options.data, "encoder": options.encoder.name, **lengths}
+    line = {"data": options.data, "encoder": options.encoder.name, **LENGTHS}
     line["texts"] = {kind: len(of) for kind, of in texts.items()}
     print(json.dumps({**line, "seconds": round(time.monotonic() - started, 1)}))
 

@@ -12,7 +12,6 @@ pairs in proportion, and at most as many dev queries.
 | `make` | the stand-in is written |
 | `prepare` | everything is validated, pseudo-queries of every passage |
 | `bm25` | `evaluate` on dev: BM25 of all passages, TREC runs, metrics |
-| `exact` | given embeddings of 768 numbers to disk, exact search on dev, metrics |
 | `embed` | the corpus by an untrained retriever of one layer, 16 tokens a passage |
 | `evaluate` | the same retriever on dev, from the texts |
 | `indexed` | the same, from the embeddings of `embed` |
@@ -27,7 +26,6 @@ import argparse
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -37,7 +35,6 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSAGES, TRAIN_QUERIES, TRAIN_PAIRS = 8_841_823, 502_939, 532_751
 DEV = (6_980, 7_437)
-WIDTH = 768
 VOCABULARY = 20_000
 T5 = "t5_tiny_pydocs"
 _WORDS, _SENTENCE = 56, 14
@@ -128,45 +125,6 @@ def make(home, documents):
 # -- What runs on it -------------------------------------------------------------------
 
 
-def exact(home, documents):
-    """Writes given embeddings, searches them for the dev queries, and measures."""
-    from tfdpsq import evaluation, retriever
-    from tfdpsq.run.common.kinds import open_beir
-
-    qrels = open_beir(str(home / "data")).qrels("dev")
-    shutil.rmtree(home / "index", ignore_errors=True)
-    draw = np.random.default_rng(2)
-    right = {int(next(iter(of))): name for name, of in qrels.items()}
-    queries = {}
-
-    def chunks():
-        for start in range(0, documents, 65_536):
-            count = min(65_536, documents - start)
-            vectors = draw.standard_normal([count, WIDTH], np.float32)
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            for number in range(start, start + count):
-                if number in right:
-                    # Twice as far from its passage as that is long.
-                    noise = draw.standard_normal(WIDTH).astype(np.float32)
-                    noise /= np.linalg.norm(noise)
-                    queries[right[number]] = vectors[number - start] + 2 * noise
-            yield [str(n) for n in range(start, start + count)], vectors
-
-    index = retriever.VectorStore.write(home / "index", "given", WIDTH, chunks())
-    written = time.monotonic()
-    names = sorted(queries)
-    scores, places = index.search(np.stack([queries[n] for n in names]), 10)
-    seconds = time.monotonic() - written
-    run = {
-        name: {str(p): float(s) for p, s in zip(places[at], scores[at])}
-        for at, name in enumerate(names)
-    }
-    measured = evaluation.evaluate_run(qrels, run, ["recall@10"])
-    shutil.rmtree(home / "index")
-    recall = round(measured.means["recall@10"], 4)
-    return {"search_seconds": round(seconds, 1), "recall@10": recall}
-
-
 def stages(home):
     """Returns {part: (stage, settings)}."""
     data, mine = str(home / "data"), str(home / "retriever")
@@ -184,13 +142,13 @@ def stages(home):
     }
 
 
-PARTS = ("make", "exact", *stages(pathlib.Path()))
+PARTS = ("make", *stages(pathlib.Path()))
 
 
 def run(part, home, documents):
     """Runs a part in this process; returns what it says of itself."""
-    if part in ("make", "exact"):
-        return globals()[part](home, documents)
+    if part == "make":
+        return make(home, documents)
     from tfdpsq.run.frame import command, runner, settings
     from tfdpsq.run.frame.places import Place
 

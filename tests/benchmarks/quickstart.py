@@ -3,8 +3,8 @@
     python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
 
 Runs `tfdpsq pipeline` on configs/quickstart.py, with all rows, once per seed, into
-DIR/seed0 and so on, and prints one JSON line, and a table on stderr. Finished seeds
-are not run again. DIR/quickstart.json holds the line, DIR/quickstart.svg its plot;
+DIR/seed0 and so on, and prints one JSON line. Finished seeds are not run again.
+DIR/quickstart.json holds the line, DIR/quickstart.svg its plot;
 `results/` here keeps those of the figures in README.md.
 
 A row "+ bm25" is the row before it, fused with BM25 by the job's weight, and compared
@@ -122,22 +122,6 @@ def summary(workdirs):
     }
 
 
-def markdown(found):
-    """The table of README."""
-    lines = [
-        "| row | NDCG@10, mean of seeds | by seed | over public-only (95 %) |",
-        "|---|---|---|---|",
-    ]
-    for name, mean in sorted(found[METRIC].items(), key=lambda row: -row[1]):
-        over = found["compared"].get(f"{name} - {reference_of(name)}")
-        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
-        shown = "–"
-        if over:
-            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
-        lines.append(f"| {name} | {mean:.4f} | {seeds} | {shown} |")
-    return "\n".join(lines)
-
-
 def draw(found, path):
     """Plots each row's difference from public-only, with its 95 % interval."""
     import matplotlib
@@ -184,7 +168,6 @@ def main():
             [*command, *options.flags], check=True, cwd=ROOT, stdout=sys.stderr
         )
     found = summary(workdirs)
-    sys.stderr.write(markdown(found) + "\n")
     line = json.dumps(found)
     (options.workdir / "quickstart.json").write_text(line + "\n", encoding="utf-8")
     draw(found, options.workdir / "quickstart.svg")
