@@ -12,7 +12,6 @@ from tfdpsq.validation import InputError
 
 
 def test_auc_and_rates_equal_scikit_learn():
-    """scikit-learn's, with ties."""
     random = np.random.default_rng(1)
     members = np.round(random.normal(0.7, 1, 300), 1)
     others = np.round(random.normal(0, 1, 400), 1)

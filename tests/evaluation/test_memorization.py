@@ -11,7 +11,6 @@ from tfdpsq.validation import InputError
 
 
 def test_rank_counts_higher_scoring_candidates():
-    """1 + how many are likelier, by hand."""
     ranks = memorization.canary_ranks(
         np.array([-5.0, -1.0, -9.0]),
         np.array([[-6.0, -4.0, -7.0], [-2.0, -3.0, -4.0], [-1.0, -2.0, -3.0]]),
@@ -87,7 +86,6 @@ def test_pure_epsilon_bound_holds_and_is_sharp(repetitions):
 
 
 def test_pure_epsilon_bound_of_nothing_is_zero():
-    """No canary among the first, or no more than chance."""
     assert memorization.pure_epsilon_bound(np.full(20, 50), 100, 10) == 0.0
     assert memorization.pure_epsilon_bound(np.arange(1, 101), 100, 1, top=50) == 0.0
 

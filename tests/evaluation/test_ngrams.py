@@ -31,7 +31,6 @@ def test_two_word_model_by_hand():
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_probabilities_add_up_to_one(order):
-    """Over all words, the end, and one that was never seen, after any history."""
     random = np.random.default_rng(order)
     vocabulary = list("abcde")
     texts = [
@@ -46,7 +45,6 @@ def test_probabilities_add_up_to_one(order):
 
 
 def test_bad_input_is_named():
-    """No words, or no order."""
     with pytest.raises(InputError, match="no word"):
         NgramModel(["", "  "])
     with pytest.raises(InputError, match="order"):
