@@ -7,9 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import attentive
 
-from tfdpsq.data import Document, train_vocabulary
-from tfdpsq.data.tokenization import Tokenizer
-from tfdpsq.generator import Preprocessor, T5QueryGenerator, checkpoints
+from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.validation import DataError, InputError
 
 _V, _P, _EOS = 60, 5, 1
@@ -67,21 +65,6 @@ def test_soft_prompt_equals_extra_words_with_its_vectors(model):
     # And it matters.
     plain = attentive.generator(version)
     assert np.abs(plain(batch) - model(batch)).max() > 0.1
-
-
-def test_query_does_not_depend_on_its_batch(tmp_path):
-    texts = [f"reads the {word} of file {i}" for i, word in enumerate("abcdefgh" * 9)]
-    tokenizer = Tokenizer(train_vocabulary(texts, 290, tmp_path / "spiece.model"))
-    model = _generator("1.1", size=300)
-    documents = [
-        Document(f"d{i}", "", "reads the file " * (i % 5) + f"of {i}") for i in range(9)
-    ]
-    model.preprocessor = Preprocessor(tokenizer, document_length=24, query_length=6)
-    written = [
-        [row.query for row in model.write_queries(documents, batch_size=size)]
-        for size in (8, 16)
-    ]
-    assert written[0] == written[1] and len(set(written[0])) > 5
 
 
 def test_saved_and_loaded_models_are_equal(tmp_path):
