@@ -8,8 +8,8 @@
         --config.job.evaluate.similarity.init=GPT2 \
         --config.overlap.corpus='("C4",)' --workdir=DIR
 
-Duration: "tiny" 51 minutes of stages on two busy cores for all tables; "paper" not run
-here.
+Duration: "tiny" 51 minutes of stages on two busy cores, without table 1 and by an
+earlier version; "paper" not run here.
 Result: for "tiny" see tests/benchmarks/README.md, under "The paper's tables"; "paper"
 not run here.
 
