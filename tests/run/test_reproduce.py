@@ -54,7 +54,9 @@ def test_page_has_the_papers_numbers_beside_ours(tmp_path):
     found = {"tables": {"3": _compared(table, ours)}}
     assert tables.write(tmp_path, found, ()).endswith("7 of 7 orderings hold.")
     page = (tmp_path / "tables.html").read_text()
-    assert "0.2590" in page and "0.1295" in page
+    for text in ("by ε, size base", "by size, epsilon 3", "0.2590", "0.1295"):
+        assert text in page
+    assert page.count("<svg") == 2
 
 
 @pytest.mark.parametrize("name", [n for n, t in paper.TABLES.items() if t["claims"]])

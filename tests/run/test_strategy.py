@@ -118,7 +118,14 @@ def test_worker_that_is_not_the_chief_writes_in_a_place_of_its_own(tmp_path):
     place = Place.of(tmp_path / "release" / "one")
     left = place.private / "workers" / "worker1" / "private" / "rows"
     left.mkdir(parents=True)  # by a worker that was killed
-    with runner.scratch(place, "worker1") as own:
+
+    class Second(devices.Devices):
+        several_workers, chief, worker = True, False, "worker1"
+
+        def chiefs(self, flag):
+            return False
+
+    with runner.own_place(place, Second()) as own:
         assert own.name == "one" and not left.exists()
         assert own.private.is_relative_to(place.private)
         own.partial.mkdir(parents=True)

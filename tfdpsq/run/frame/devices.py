@@ -14,12 +14,7 @@ batches, and has the same result. Training has it except for the order of floati
 sums, and may resume under another. Once steps are paid for it may not resume where they
 would be compiled differently (`jit_compile`, a TPU), as XLA can change random draws.
 
-With several workers only the first, the chief, writes the output:
-
-    TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]},
-                "task": {"type": "worker", "index": 0}}'
-
-A worker that fails ends all of them; start them again to go on.
+Of several workers the first, the chief, writes the output; one that fails ends all.
 """
 
 from __future__ import annotations

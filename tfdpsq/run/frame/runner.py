@@ -297,7 +297,7 @@ def execute(
       LostWorker: another worker ended.
     """
     devices = devices or Devices()
-    with _own_place(place, devices) as own:
+    with own_place(place, devices) as own:
         if own is None:
             return {"result": {}}
         return _executed(stage, s, own, devices, beam)
@@ -371,10 +371,11 @@ def _clean(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _own_place(place: Place, devices: Devices) -> Iterator[Place | None]:
+def own_place(place: Place, devices: Devices) -> Iterator[Place | None]:
     """Yields where this worker's output goes, or `None` where nothing is left to do.
 
-    At the end all workers meet, so that all notice a failure of one.
+    That of a worker that is not the chief is removed at the end, when all workers meet,
+    so that all notice a failure of one.
     """
     if not devices.several_workers:
         yield place
@@ -386,21 +387,11 @@ def _own_place(place: Place, devices: Devices) -> Iterator[Place | None]:
         elif finished:
             yield None
         else:
-            with scratch(place, devices.worker) as own:
-                yield own
+            folder = place.private / "workers" / devices.worker
+            shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+            try:
+                yield Place.of(folder / places.PRIVATE / place.name)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         if not finished:
             devices.chiefs(True)
-
-
-@contextlib.contextmanager
-def scratch(place: Place, worker: str) -> Iterator[Place]:
-    """Yields a place for the private rows of a worker that is not the chief.
-
-    It is removed at the end; what a killed worker left there is removed first.
-    """
-    folder = place.private / "workers" / worker
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield Place.of(folder / places.PRIVATE / place.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

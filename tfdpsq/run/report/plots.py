@@ -36,17 +36,23 @@ def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     title: str,
     y_label: str,
+    labels: Sequence[str] = (),
 ) -> Plot:
-    """Plots (steps, values) curves by name; of long ones evenly spread points."""
+    """Plots (steps, values) curves by name; of long ones evenly spread points.
+
+    With `labels`, of steps 0, 1, …, every point is marked.
+    """
     figure, axes = _figure(3.4)
     for number, (name, curve) in enumerate(curves.items()):
         every = 1 + len(curve[0]) // MOST_POINTS
         steps, values = (part[::-1][::every][::-1] for part in curve)  # with the last
         color = _SERIES[number % len(_SERIES)]
-        marker = "o" if len(steps) == 1 else None
+        marker = "o" if labels or len(steps) == 1 else None
         axes.plot(steps, values, color=color, marker=marker, label=_plain(name))
-    axes.set_xlabel("step")
+    axes.set_xlabel("" if labels else "step")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if labels:
+        axes.set_xticks(range(len(labels)), [_plain(label) for label in labels])
     axes.set_ylabel(_plain(y_label))
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), frameon=False, labelcolor=_TEXT

@@ -7,14 +7,14 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdpsq import evaluation
 from tfdpsq.data import io
-from tfdpsq.run.report import page
+from tfdpsq.run.report import page, plots
 from tfdpsq.run.report.wording import step_part
 from tfdpsq.validation import InputError
 
@@ -241,7 +241,9 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
     """Writes the tables and any examples; returns how many orderings hold in each."""
     text = json.dumps(found, indent=1, allow_nan=False)
     page.write_file(private / RESULTS_FILE, text + "\n")
-    page.write_file(private / PAGE_FILE, page.render("tables.html.j2", found))
+    pictures = {name: [*_plots(table)] for name, table in found["tables"].items()}
+    text = page.render("tables.html.j2", {**found, "plots": pictures})
+    page.write_file(private / PAGE_FILE, text)
     if examples:
         text = page.render("examples.html.j2", {"examples": examples})
         page.write_file(private / "examples.html", text)
@@ -252,3 +254,19 @@ def write(private: pathlib.Path, found: Mapping[str, Any], examples: Any) -> str
         held = held if verdicts else f"best is {table['rows'][0]['name']}"
         lines.append(f"Table {name}. {table['title']}: {held}.")
     return "\n".join(lines)
+
+
+def _plots(table: Mapping[str, Any]) -> Iterator[plots.Plot]:
+    """Yields plots of the first column, ours and the paper's, by ε and by size."""
+    column = table["columns"][0]
+    rows = [(Row.of(row["name"]), row) for row in table["rows"] if row["paper"]]
+    rows = [(row, numbers) for row, numbers in rows if row.kind == "synthetic"]
+    for by, of in (("ε", "size"), ("size", "epsilon")):
+        for one in dict.fromkeys(getattr(row, of) for row, _ in rows):
+            some = [each for row, each in rows if getattr(row, of) == one]
+            at, labels = range(len(some)), [each["name"] for each in some]
+            whose = {w: [each[w][column] for each in some] for w in ("ours", "paper")}
+            curves = {name: (at, values) for name, values in whose.items()}
+            if len(some) > 1:
+                title = f"{column} by {by}, {of} {one}"
+                yield plots.lines(curves, title, column, labels)

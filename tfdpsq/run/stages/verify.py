@@ -5,9 +5,8 @@
     tfdpsq verify DIRECTORY DIRECTORY...
     tfdpsq verify --disjoint=time JANUARY=DIRECTORY FEBRUARY=DIRECTORY
 
-A certificate's ε follows from its own numbers: the plan, the noise and the steps that
-were executed. It is recomputed by both accountants, and everything else in the file is
-compared with what follows from it. That the run took place as stated, the file cannot
+A certificate's ε is recomputed from its own numbers by both accountants, and all else in
+the file is compared with what follows from it. That the run took place, the file cannot
 show; its owner can pass the run's ledger.
 
 Several certificates, or those below a directory, are verified and then composed by PLD,
