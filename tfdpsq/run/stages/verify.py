@@ -5,9 +5,9 @@
     tfdpsq verify DIRECTORY DIRECTORY...
     tfdpsq verify --disjoint=time JANUARY=DIRECTORY FEBRUARY=DIRECTORY
 
-A certificate's ε is recomputed from its own numbers by both accountants, and all else in
-the file is compared with what follows from it. That the run took place, the file cannot
-show; its owner can pass the run's ledger.
+A certificate's ε is recomputed from its own numbers by both accountants, and all else
+in the file is compared with what follows from it. That the run took place, the file
+cannot show; its owner can pass the run's ledger.
 
 Several certificates, or those below a directory, are verified and then composed by PLD,
 each run once. That total holds for runs whose settings were fixed without looking at
