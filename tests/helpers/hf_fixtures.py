@@ -8,8 +8,7 @@ T5 1.1: gated gelu, head of its own; heads × key width ≠ hidden in both) and 
 give on padded batches: logits, loss and all gradients by teacher forcing, and greedy
 queries. Weights are drawn by NumPy and large, so that attention is sharp, relative
 positions matter and norms are no mere ones. Documents and queries are long enough for
-every bucket of relative positions. Took 30 s on 2 cores, with transformers 5.23 and
-torch 2.13.
+every bucket of relative positions. Made with transformers 5.23 and torch 2.13.
 """
 
 import pathlib
@@ -33,24 +32,24 @@ VERSIONS = {
 }
 EOS, UNKNOWN = 1, 2
 NEW_TOKENS = 16
-# Greedy tokens are compared one by one, so no two may be nearly as likely.
-_MARGIN = 1e-3
-# Nor may an input of a relu be so near 0 that rounding decides about its gradient.
-_KINK = 2e-5
+# The first ones by which some greedy queries end and others do not, no two tokens are
+# nearly as likely (by 1e-3), and no input of a relu is within 2e-5 of 0, where rounding
+# would decide about its gradient.
+_SEEDS = {"1.0": 4, "1.1": 3}
 
 
-def make_model(version, seed, **shape):
+def make_model(version):
     """A `T5ForConditionalGeneration` with weights drawn by NumPy."""
     import torch
     import transformers
 
-    config = transformers.T5Config(**{**SHAPE, **shape}, **VERSIONS[version])
+    config = transformers.T5Config(**SHAPE, **VERSIONS[version])
     model = transformers.T5ForConditionalGeneration(config)
     if version == "1.1":
         # transformers 5 ties the heads of all new T5s, whatever their config says.
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         getattr(model, "all_tied_weights_keys", {}).pop("lm_head.weight", None)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_SEEDS[version])
     for name, weight in sorted(model.named_parameters()):
         values = random.normal(size=weight.shape)
         if "layer_norm" in name:
@@ -60,8 +59,6 @@ def make_model(version, seed, **shape):
             values *= 0.3 if version == "1.0" else 1.0
         elif "bias" not in name:
             values *= 1.3 * weight.shape[1] ** -0.5
-            if name.endswith(".q.weight"):  # scores as sharp for heads of any width
-                values *= (SHAPE["d_kv"] / config.d_kv) ** 0.5
         with torch.no_grad():
             weight.copy_(torch.tensor(values))
     return model.eval()
@@ -105,35 +102,8 @@ def teacher_forced(model, inputs):
     return output.logits.detach().numpy(), output.loss.item(), gradients
 
 
-def is_smooth(model, inputs):
-    """Whether no real token's input of a relu is within rounding of 0."""
-    import torch
-
-    nearest = []
-
-    def note(lengths):
-        def hook(module, arguments, values):
-            real = torch.arange(values.shape[1]) < torch.tensor(lengths)[:, None]
-            nearest.append(float(values[real].abs().min()))
-
-        return hook
-
-    hooks = [
-        part.register_forward_hook(note(inputs[f"{text}_lengths"]))
-        for side, text in (("encoder", "document"), ("decoder", "query"))
-        for name, part in model.named_modules()
-        if name.startswith(side) and name.endswith(".wi")
-    ]
-    with torch.no_grad():
-        labels = torch.tensor(inputs["query_ids"], dtype=torch.int64)
-        model(**torch_documents(inputs), labels=labels)
-    for hook in hooks:
-        hook.remove()
-    return min(nearest, default=1.0) > _KINK
-
-
-def greedy(model, inputs, new_tokens=NEW_TOKENS):
-    """Queries by `generate`, [B, new_tokens], and how clear its choices were.
+def greedy(model, inputs):
+    """Queries by `generate`, [B, NEW_TOKENS].
 
     Our decoding never draws padding or the unknown piece, nor EOS first; the same is
     asked for here by `suppress_tokens` and `min_new_tokens`.
@@ -141,30 +111,18 @@ def greedy(model, inputs, new_tokens=NEW_TOKENS):
     import torch
 
     with torch.no_grad():
-        output = model.generate(
+        sequences = model.generate(
             **torch_documents(inputs),
-            max_new_tokens=new_tokens,
+            max_new_tokens=NEW_TOKENS,
             min_new_tokens=1,
             suppress_tokens=[0, UNKNOWN],
             do_sample=False,
             num_beams=1,
-            output_scores=True,
-            return_dict_in_generate=True,
         )
-    ids = output.sequences[:, 1:].numpy()
-    best = torch.stack(output.scores, 1).topk(2, -1).values
-    margin = (best[..., 0] - best[..., 1]).numpy()[ids != 0].min()
-    padded = np.zeros((len(ids), new_tokens), np.int32)
+    ids = sequences[:, 1:].numpy()
+    padded = np.zeros((len(ids), NEW_TOKENS), np.int32)
     padded[:, : ids.shape[1]] = ids
-    return padded, float(margin)
-
-
-def _worth_recording(ids, margin):
-    """Some queries end, some do not, they differ, and every choice is clear."""
-    ended = (ids == EOS).any(1)
-    different = len({row.tobytes() for row in ids}) == len(ids)
-    varied = np.mean([len(set(row[row != 0])) for row in ids]) > 3
-    return ended.any() and not ended.all() and different and varied and margin > _MARGIN
+    return padded
 
 
 def main():
@@ -172,13 +130,7 @@ def main():
     forced = make_inputs(1, SHAPE["vocab_size"], (100, 9, 41), (120, 6, 37))
     documents = make_inputs(2, SHAPE["vocab_size"], (30, 4, 17, 9, 25, 12), (1,) * 6)
     for version in VERSIONS:
-        for seed in range(100):
-            model = make_model(version, seed)
-            ids, margin = greedy(model, documents)
-            if _worth_recording(ids, margin) and is_smooth(model, forced):
-                break
-        else:
-            raise RuntimeError("no seed gives greedy queries worth recording")
+        model = make_model(version)
         directory = FIXTURES / f"t5_{version}"
         model.save_pretrained(directory)
         (directory / "generation_config.json").unlink()
@@ -191,11 +143,9 @@ def main():
             loss=loss,
             greedy_document_ids=documents["document_ids"],
             greedy_document_lengths=documents["document_lengths"],
-            greedy_ids=ids,
+            greedy_ids=greedy(model, documents),
             **{f"gradient/{name}": value for name, value in gradients.items()},
         )
-        print(version, "seed", seed, "loss", loss, "margin", margin)
-        print(ids)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Checks `tfdpsq.layers` and `tfdpsq.privacy` in an environment of another stack.
 
-`make` installs the extra `privacy` (or `layers`, for Keras 3) from this checkout in an
-environment of its own, and `check` runs `stack_checks.py` there. Takes minutes, and a
-package index.
+`make` installs the extra `privacy` from this checkout in an environment of its own, and
+`check` runs `stack_checks.py` there. Takes minutes, and a package index.
 """
 
 import json
@@ -29,28 +28,23 @@ def find(name):
     return None
 
 
-def make(python, tensorflow, environment, keras3=False):
-    """Makes an environment, and returns its Python.
+def make(python, tensorflow, environment):
+    """Makes an environment with the extra `privacy`, and returns its Python.
 
     Raises:
       subprocess.CalledProcessError: pip or venv failed.
     """
     found = pathlib.Path(environment) / "bin" / "python"
-    if not found.exists():
-        subprocess.run([python, "-m", "venv", str(environment)], check=True)
-    pip = [str(found), "-m", "pip", "install", "--quiet"]
-    wanted = [f"tensorflow=={tensorflow}"]
-    if not keras3:
-        wanted.append(f"tf_keras=={tensorflow.rpartition('.')[0]}.*")
+    subprocess.run([python, "-m", "venv", str(environment)], check=True)
+    keras = f"tf_keras=={tensorflow.rpartition('.')[0]}.*"
+    wanted = [f"tensorflow=={tensorflow}", keras]
     with tempfile.TemporaryDirectory() as folder:  # pip builds where the sources are
         for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
         ignored = shutil.ignore_patterns("__pycache__", "presets")
         shutil.copytree(ROOT / "tfdpsq", f"{folder}/tfdpsq", ignore=ignored)
-        extra = "layers" if keras3 else "privacy"
-        # The sources as they are now, whatever was installed under the same version.
-        subprocess.run([str(found), *"-m pip uninstall -qy tfdpsq".split()], check=True)
-        subprocess.run([*pip, *wanted, f"{folder}[{extra}]"], check=True)
+        pip = [str(found), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, *wanted, f"{folder}[privacy]"], check=True)
     return str(found)
 
 

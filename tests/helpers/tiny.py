@@ -18,8 +18,8 @@ SHAPE = {
     "dropout": 0.0,
 }
 FLAGS = {f"t5.{name}": size for name, size in SHAPE.items()}
-_NOUNS = "array list matrix tensor string file image graph table index".split()
-_VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
+NOUNS = "array list matrix tensor string file image graph table index".split()
+VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
 _EXTRAS = "quickly safely lazily twice inplace backwards recursively once".split()
 
 
@@ -29,8 +29,8 @@ def write_pairs(directory, train=60, dev=12, test=12, seed=0):
     total = train + dev + test
     documents, queries, splits = [], [], {"train": [], "dev": [], "test": []}
     for i in range(total):
-        noun, verb = random.choice(_NOUNS), random.choice(_VERBS)
-        extra, other = random.choice(_EXTRAS), random.choice(_NOUNS)
+        noun, verb = random.choice(NOUNS), random.choice(VERBS)
+        extra, other = random.choice(_EXTRAS), random.choice(NOUNS)
         documents.append(
             f"This function {verb} the {noun} {extra} and gives back number {i}. "
             f"It needs the {other} as its second argument. The {noun} is kept as it "

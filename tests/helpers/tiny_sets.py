@@ -2,10 +2,8 @@
 
 import numpy as np
 
+from helpers.tiny import NOUNS, VERBS
 from tfdpsq.data import Document, write_beir
-
-NOUNS = "array list matrix tensor string file image graph table index".split()
-VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
 
 
 def made_up(draw, count):
