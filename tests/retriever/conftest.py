@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.retrieval import collate
+from helpers.retrieval import tensors
 
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever import RetrieverConfig, TwoTower, encode_pairs
@@ -98,8 +98,6 @@ def make_batch(make_rows, tokenizer):
     def make(n=6, weights=None, seed=0):
         rows = make_rows(n, seed)
         arrays = encode_pairs(rows, tokenizer, query_length=6, document_length=12)
-        weights = None if weights is None else np.array(weights, np.float32)
-        batch = collate(arrays, np.arange(n), weights)
-        return {name: tf.constant(array) for name, array in batch.items()}
+        return tensors(arrays, range(n), weights)
 
     return make

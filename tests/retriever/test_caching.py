@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import small_towers
 
-from tfdpsq import retriever
-from tfdpsq.layers import T5Config, dropout_seed
+from tfdpsq.layers import dropout_seed
 from tfdpsq.retriever import cached_gradients
 from tfdpsq.validation import InputError
-
-
-def _model(dropout=0.0, **options):
-    tf.keras.utils.set_random_seed(1)
-    t5 = T5Config(30, 1, 2, 8, 12, 4, "1.1", dropout=dropout)
-    return retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 4, 5, **options))
 
 
 def _batch(rows=8, hard=2, seed=0):
@@ -53,7 +47,7 @@ def _plain(model, batch, training=False):
     ],
 )
 def test_cached_gradient_equals_the_plain_gradient(rows, hard, options):
-    model, batch = _model(**options), _batch()
+    model, batch = small_towers(**options), _batch()
     if not hard:
         batch = _without_negatives(batch)
     variables = model.trainable_variables
@@ -69,8 +63,7 @@ def test_cached_gradient_equals_the_plain_gradient(rows, hard, options):
 
 @pytest.mark.slow
 def test_both_passes_use_the_dropout_of_a_single_pass():
-    """With dropout, it is the gradient of the loss of the whole batch at once."""
-    model, batch = _model(dropout=0.3), _batch()
+    model, batch = small_towers(dropout=0.3), _batch()
     variables, seed = model.trainable_variables, tf.constant([3, 4], tf.int64)
     loss, gradients = tf.function(cached_gradients)(model, batch, variables, 4, seed)
 
@@ -88,6 +81,6 @@ def test_both_passes_use_the_dropout_of_a_single_pass():
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused():
-    model, batch = _model(), _batch()
+    model, batch = small_towers(), _batch()
     with pytest.raises(InputError, match="rows"):
         cached_gradients(model, batch, model.trainable_variables, 3, [1, 2])

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.retrieval import collate
+from helpers.retrieval import tensors
 
 from tfdpsq.retriever import (
     encode_pairs,
@@ -115,8 +115,7 @@ def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
     arrays = encode_pairs(rows, tokenizer, **LENGTHS)
 
     def clipped_sum(weights):
-        batch = collate(arrays, np.arange(n), np.array(weights, np.float32))
-        batch = {name: tf.constant(value) for name, value in batch.items()}
+        batch = tensors(arrays, range(n), weights)
         with tf.GradientTape(persistent=True) as tape:
             losses = tf.unstack(model.per_example_losses(batch))
         gradients = [

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.retrieval import collate
+from helpers.retrieval import tensors
 
 from tfdpsq import retriever
 from tfdpsq.data import write_rows
@@ -56,8 +56,7 @@ def test_public_negatives_of_a_row_depend_on_it_alone(make_model, make_rows, tok
     losses = PublicNegatives(model, corpus, 4, seed=0)
     losses.refresh(0)
     arrays = retriever.encode_pairs(rows, tokenizer, **LENGTHS)
-    batch = collate(arrays, np.arange(4))
-    found = losses({k: tf.constant(v) for k, v in batch.items()}).numpy()
+    found = losses(tensors(arrays, range(4))).numpy()
     queries, documents = (
         np.asarray(encode(arrays[f"{side}_ids"], arrays[f"{side}_lengths"]))
         for side, encode in (
@@ -70,12 +69,8 @@ def test_public_negatives_of_a_row_depend_on_it_alone(make_model, make_rows, tok
     expected = np.log(np.exp(scores - scores.max()).sum(1)) + scores.max()
     np.testing.assert_allclose(found, expected - np.diag(scores), rtol=1e-4)
     # A row more, or one less, leaves the others' losses as they are.
-    alone = collate(arrays, np.array([2]))
-    np.testing.assert_allclose(
-        losses({k: tf.constant(v) for k, v in alone.items()}).numpy(),
-        found[2:3],
-        rtol=1e-4,
-    )
+    alone = losses(tensors(arrays, [2])).numpy()
+    np.testing.assert_allclose(alone, found[2:3], rtol=1e-4)
 
 
 def test_settings_without_a_derived_bound_are_refused(make_model, make_rows, tokenizer):
@@ -104,8 +99,7 @@ def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, me
     }[method]()
     if method == "public_negatives":
         losses.refresh(0)
-    batch = collate(arrays, np.arange(4))
-    batch = {name: tf.constant(value) for name, value in batch.items()}
+    batch = tensors(arrays, range(4))
     fast.check(lambda: losses(batch), losses.layers, model.trainable_variables)
 
 
@@ -113,8 +107,7 @@ def test_public_negatives_resume_from_their_state(make_model, make_rows, tokeniz
     """A killed run goes on with negatives embedded by weights that are gone."""
     model, rows = make_model(), make_rows(8)
     corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
-    batch = collate(retriever.encode_pairs(rows, tokenizer, **LENGTHS), np.arange(4))
-    batch = {name: tf.constant(value) for name, value in batch.items()}
+    batch = tensors(retriever.encode_pairs(rows, tokenizer, **LENGTHS), range(4))
     before = PublicNegatives(model, corpus, 5, seed=3, refresh_every=4)
     before.refresh(0)
     for weight in model.trainable_variables:  # steps 0 to 2
@@ -138,7 +131,7 @@ def test_frozen_documents_have_no_gradient_and_no_dropout(
     model = make_model(shared=False, t5=t5)
     train_only(model, ["query_tower/projection/kernel"])
     arrays = encode_pairs(make_rows(6), tokenizer, **LENGTHS)
-    batch = {n: tf.constant(v) for n, v in collate(arrays, np.arange(6)).items()}
+    batch = tensors(arrays, range(6))
     one, other = (
         model.encode_documents(batch["document_ids"], batch["document_lengths"], True)
         for _ in range(2)

@@ -7,10 +7,11 @@ that the search is free to choose, so that embeddings can be as extreme as they 
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import plan
 
 from tfdpsq import retriever
 from tfdpsq.layers import MaskedMeanPooling, Scale, T5Config
-from tfdpsq.privacy import PrivacyPlan, PrivacySpec, engines
+from tfdpsq.privacy import engines
 from tfdpsq.retriever import (
     GroupLosses,
     NaiveLosses,
@@ -19,7 +20,6 @@ from tfdpsq.retriever import (
     naive_sensitivity_multiplier,
     public_negatives_sensitivity_multiplier,
 )
-from tfdpsq.retriever.losses import group_losses
 
 _C = 1e-3
 _WIDTH = 3
@@ -57,12 +57,12 @@ class _Method:
 
     def __init__(self, name, n, scale, capacity=None):
         self.n, self.model = n, _Linear(2 * n + _NEGATIVES + _HARD * n, scale)
-        self.loss, self.plan = None, _plan(n, _bound(name, n))
+        self.loss, self.plan = None, plan(n, _C, _bound(name, n))
         if name == "naive":
             self.loss = NaiveLosses(self.model, n)
         elif name == "microbatch":
             capacity = capacity or n
-            self.plan = _plan(capacity, 2, num_microbatches=n // capacity)
+            self.plan = plan(capacity, _C, 2, num_microbatches=n // capacity)
             assert self.plan.group_capacity == capacity
             self.loss = GroupLosses(self.model, capacity)
         else:
@@ -117,20 +117,6 @@ class _Method:
         if isinstance(self.loss, PublicNegatives):
             self.loss.refresh(0)
         return self._sum(tf.constant(present, tf.float32)).numpy().astype(np.float64)
-
-
-def _plan(n, multiplier, **options):
-    """A plan of at most n rows; no noise is drawn."""
-    spec = PrivacySpec(
-        epsilon=8.0,
-        clip_norm=_C,
-        num_units=1000,
-        batch_size=n,
-        steps=1,
-        sensitivity_multiplier=multiplier,
-        **options,
-    )
-    return PrivacyPlan(spec, n, 1.0)
 
 
 def _bound(name, n):
@@ -249,29 +235,3 @@ def test_group_gradients_are_independent(make_rows, tokenizer, model):
     for part in (first, second):
         norm = np.linalg.norm(method(queries, documents, part))
         assert norm == pytest.approx(_C, rel=1e-4)
-
-
-def test_the_naive_sum_is_that_of_the_jacobian():
-    n = 5
-    method, draw = _Method("naive", n, 20.0), np.random.default_rng(5)
-    queries, documents = draw.normal(size=(2, n, _WIDTH))
-    found = method(queries, documents, np.ones(n))
-    matrix = tf.Variable(np.eye(_WIDTH))
-    with tf.GradientTape() as tape:
-        cosines = tf.matmul(
-            tf.math.l2_normalize(tf.constant(queries) @ matrix, -1),
-            tf.math.l2_normalize(tf.constant(documents) @ matrix, -1),
-            transpose_b=True,
-        )
-        losses = group_losses(
-            20.0 * cosines,
-            {
-                "document_key": tf.range(n, dtype=tf.int64),
-                "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
-                "weights": tf.ones([n], tf.float64),
-            },
-        )
-    rows = tape.jacobian(losses, matrix).numpy().reshape([n, -1])
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    expected = (rows * np.minimum(1, _C / norms)).sum(0).reshape(_WIDTH, _WIDTH)
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)

@@ -12,7 +12,6 @@ from helpers.retrieval import search
 from tfdpsq.retriever import (
     ScannBruteForce,
     as_run,
-    encode_texts,
 )
 from tfdpsq.retriever.index import EXACT, KBest, search_chunks
 from tfdpsq.validation import InputError
@@ -56,40 +55,6 @@ def test_layer_agrees_with_tfrs_brute_force():
     np.testing.assert_array_equal(
         layer(tf.constant(queries), k=4)[1], theirs(tf.constant(queries), k=4)[1]
     )
-
-
-def test_every_kind_of_index_serves_the_encoder(model, make_rows):
-    rows = make_rows(400)
-    embed = {
-        kind: encode_texts(
-            model,
-            [getattr(row, kind) for row in rows],
-            kind,
-            batch_size=64,
-            progress=False,
-        )
-        for kind in ("query", "document")
-    }
-    queries, documents = embed["query"][:40], embed["document"]
-    ids = [row.document_id for row in rows]
-    expected, _ = _product_top(queries, documents, 10)
-    exact = queries.astype(np.float64) @ documents.astype(np.float64).T
-    for kind in ("scann_brute_force", "brute_force"):
-        scores, found = search(queries, documents, ids, 10, kind)
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
-        # Texts alike in embedding may swap places where float32 cannot tell them
-        # apart: each id's own score has to be the one at its rank.
-        of_found = np.take_along_axis(
-            exact, np.array([[int(i[1:]) for i in row] for row in found]), axis=1
-        )
-        np.testing.assert_allclose(of_found, expected, rtol=0, atol=1e-6)
-        assert all(len(set(row)) == 10 for row in found)
-    approximate, found = search(queries, documents, ids, 10, "scann")
-    at_least = np.isclose(approximate, expected, atol=1e-5).mean()
-    # TFRS's own partitioned, quantised index: near, not exact, and its partition is
-    # drawn anew each time. It reads a fifth of the leaves, so chance would find that.
-    assert at_least > 0.3
-    assert found.shape == (40, 10)
 
 
 def test_missing_neighbours_are_left_out_of_the_run():

@@ -127,29 +127,6 @@ def test_groups_equal_loops(false_negatives):
         np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_own_duplicates_and_known_positives_are_no_negatives():
-    # Three documents equal in embedding to the row's own. All as negatives: log 4.
-    one = np.eye(1, 3, dtype=np.float32).repeat(4, axis=0)
-    batch = dict(
-        document_key=np.array([7, 8, 9, 10]),
-        positive_keys=np.full((4, 2), -1, np.int64),
-        weights=np.ones(4, np.float32),
-    )
-
-    def losses(**options):
-        given = {name: tf.constant(values) for name, values in batch.items()}
-        return batch_losses(Embeddings(one, one), given, lambda q: 3 * q, **options)
-
-    assert float(losses()[0]) == pytest.approx(math.log(4))
-    batch["document_key"] = np.array([7, 7, 9, 10])  # row 1 is row 0's document
-    assert float(losses()[0]) == pytest.approx(math.log(3))
-    batch["positive_keys"][0] = [10, 9]  # rows 2 and 3 answer query 0 as well
-    assert float(losses()[0]) == pytest.approx(0, abs=1e-6)
-    # ... and query 0 only.
-    assert float(losses()[2]) == pytest.approx(math.log(4))
-    assert float(losses(false_negatives=True)[0]) == pytest.approx(math.log(4))
-
-
 def test_padding_rows_change_nothing_and_receive_no_gradient():
     embeddings, batch = _case(2, rows=6)
     batch["weights"][:] = 1
@@ -208,7 +185,6 @@ def test_own_hard_negatives_reach_no_other_row():
 
 
 def test_replicas_see_each_others_rows(strategy_of):
-    """Losses, and gradients of embeddings, are those of one replica with all rows."""
     replicas, bidirectional = 2, True
     embeddings, batch = _case(3)
     strategy = strategy_of(replicas)

@@ -55,15 +55,6 @@ def test_padding_never_changes_an_embedding(make_model):
     assert np.abs(changed - full).max(axis=1).min() > 1e-2
 
 
-def test_text_of_padding_is_refused_and_gives_no_nan_in_a_graph(model):
-    ids, lengths = _ids([2, 0], 4), tf.constant([2, 0])
-    with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
-        model.encode_queries(ids, lengths)
-    got = tf.function(model.encode_queries, jit_compile=True)(ids, lengths)
-    assert not np.any(got[1])
-    np.testing.assert_allclose(np.linalg.norm(got[0]), 1, atol=1e-6)
-
-
 def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     model = make_model(scale=5.0, learned_scale=True)
     batch = make_batch()
@@ -218,23 +209,6 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
     noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_saves_and_loads_to_the_same_embeddings(make_model, tmp_path, shared):
-    model = make_model(seed=3, shared=shared)
-    # An optimizer's state is the trainer's business, and must not get in the way.
-    model.compile(tf.keras.optimizers.Adam())
-    save(model, tmp_path / "retriever")
-    tf.keras.utils.set_random_seed(4)
-    loaded = load(tmp_path / "retriever")
-    assert loaded.config == model.config
-    ids, lengths = _ids([5, 2], 5), tf.constant([5, 2])
-    for name in ("encode_queries", "encode_documents"):
-        np.testing.assert_array_equal(
-            getattr(loaded, name)(ids, lengths), getattr(model, name)(ids, lengths)
-        )
-    assert sorted(p.name.split(".")[0] for p in tmp_path.iterdir()) == ["retriever"]
 
 
 def test_saving_never_overwrites(make_model, tmp_path):

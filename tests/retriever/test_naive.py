@@ -3,31 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.retrieval import plan, small_towers
 
-from tfdpsq import retriever
-from tfdpsq.layers import T5Config
-from tfdpsq.privacy import PrivacyPlan, PrivacySpec, engines
+from tfdpsq.privacy import engines
 from tfdpsq.retriever import NaiveLosses
 
 _ROWS, _C = 8, 30.0
-_PLAN = PrivacyPlan(
-    PrivacySpec(
-        epsilon=8.0,
-        clip_norm=_C,
-        num_units=100,
-        batch_size=_ROWS,
-        steps=1,
-        sensitivity_multiplier=2 * _ROWS - 1,
-    ),
-    max_batch_size=_ROWS,
-    noise_multiplier=1.0,
-)
-
-
-def _model(dropout=0.0, **options):
-    tf.keras.utils.set_random_seed(1)
-    t5 = T5Config(30, 1, 2, 8, 12, 4, "1.1", dropout=dropout)
-    return retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 4, 5, **options))
+_PLAN = plan(_ROWS, _C, 2 * _ROWS - 1)
 
 
 def _batch(seed=0):
@@ -73,7 +55,7 @@ def _flat(parts):
 @pytest.fixture(scope="module")
 def learning():
     """A model with towers of its own and a learned scale: every kind of weight."""
-    return _model(shared=False, learned_scale=True)
+    return small_towers(shared=False, learned_scale=True)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +143,7 @@ def test_padding_and_rows_without_a_finite_gradient_add_nothing(learning, step):
 
 def test_both_passes_use_the_same_dropout():
     """The gradient is that of the very losses that are returned, dropout included."""
-    model, batch = _model(dropout=0.3), _batch()
+    model, batch = small_towers(dropout=0.3), _batch()
     (kernel,) = [v for v in model.trainable_variables if "projection/kernel" in v.name]
     direction = tf.random.stateless_normal(kernel.shape, [1, 2])
     losses = NaiveLosses(model, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-from helpers.retrieval import collate
+from helpers.retrieval import tensors
 
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.retriever import (
@@ -75,7 +75,7 @@ def test_hit_rate_follows_the_weights(make_model, make_rows, tokenizer):
 
 def model_data(arrays):
     rows = len(arrays["document_key"])
-    return tf.data.Dataset.from_tensors(collate(arrays, np.arange(rows)))
+    return tf.data.Dataset.from_tensors(tensors(arrays, range(rows)))
 
 
 @pytest.mark.slow
@@ -135,8 +135,7 @@ def test_pages_api_trains_indexes_and_finds(make_config, make_rows, tmp_path):
     scores, ids = index(tf.constant([row.query for row in rows]))
     run = as_run([row.query_id for row in rows], scores.numpy(), ids.numpy())
     arrays = encode_pairs(rows, towers.tokenizer, query_length=6, document_length=12)
-    batch = {n: tf.constant(v) for n, v in collate(arrays, np.arange(30)).items()}
-    embedded = towers(batch)
+    embedded = towers(tensors(arrays, range(30)))
     product = embedded["queries"].numpy() @ embedded["documents"].numpy().T
     for row, best in zip(rows, np.argmax(product, axis=1)):
         assert next(iter(run[row.query_id])) == rows[best].document_id
