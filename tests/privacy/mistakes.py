@@ -585,8 +585,8 @@ A model directory that was copied without its certificate is taken for public.
 
 The exact number of private queries is published where a bound was declared.
 @ run/common/training.py run/test_finetune.py
-- n = count if s.n_is_public else s.n_bound
-+ n = count
+- return Units(rows, count, groups, True, s.n_bound or count)
++ return Units(rows, count, groups, True, count)
 
 Strict mode allows reads of private data that no ε covers.
 @ privacy/proof/ledger.py privacy/test_reads.py
