@@ -84,7 +84,7 @@ def test_retrievers_are_validated_on_pairs_that_are_free(job):
 
 def test_results_have_every_row_with_its_epsilon(results):
     expected = (
-        "bm25 untrained public_only original synthetic_inf synthetic_eps8 direct_eps8 "
+        "bm25 public_only untrained original synthetic_inf synthetic_eps8 direct_eps8 "
         "encoder adapter_inf adapter_eps8 adapter_eps0_5 reranked_public_only "
         "reranked_inf reranked_eps8"
     )
