@@ -1,15 +1,13 @@
-"""The main job at a size for two cores: every row of the table, end to end.
+"""The main job at a size for two cores, from pairs to a report.
 
     tfdpsq pipeline --config=configs/quickstart.py \
         --workdir=/tmp/tfdpsq-quickstart
 
-Duration: 14 minutes on two cores (20 in the machine's slow hours), of which reranking
-takes three; 2.2 GiB.
-Result: NDCG@10 (tests/benchmarks/README.md), means of three runs: BM25 .4434, reranked
-by the public T5 .4759, by the generator of ε = 8 .4895, of ε = ∞ .4965. Dense rows,
-alone and fused with BM25: original pairs .3897 and .4971, synthetic at ε = 8 .3816 and
-.4926, private pairs among public negatives at ε = 8 .3815 and .4967, public-only .3648
-and .4880.
+Duration: 12 minutes on two slow cores; 2.4 GiB. --config.rows=all takes twice as long.
+Result: NDCG@10 (tests/benchmarks/README.md), means of three runs: BM25 .4404, reranked
+by the public T5 .4766, by the generator of ε = 8 .4900. Two towers, alone and fused
+with BM25: synthetic queries at ε = 8 .3824 and .4941, private pairs among public
+negatives at ε = 8 .3802 and .4952, public-only .3639 and .4880.
 
 Data: the embedded pydocs corpus (docstrings; summaries are the private queries).
 Another BEIR directory, or a log: add --config.data=PATH. `fit` then lowers the sizes to
