@@ -23,16 +23,9 @@ from typing import Any
 from tfdpsq import retriever
 from tfdpsq.data import io
 from tfdpsq.retriever.index import EXACT, ROWS, search_chunks
-from tfdpsq.run.common import (
-    corpus,
-    embeddings,
-    fusion,
-    kinds,
-    scores,
-    search,
-    similarity,
-)
+from tfdpsq.run.common import embeddings, fusion, kinds, scores, search, similarity
 from tfdpsq.run.common.benchmark_sets import METRICS, Part, parts_of
+from tfdpsq.run.common.corpus import Parts, scan
 from tfdpsq.run.common.fusion import FusionSettings, RerankSettings
 from tfdpsq.run.common.kinds import Generator, Pairs, Retriever, SyntheticSet
 from tfdpsq.run.common.search import BM25, EMBEDDINGS, Run
@@ -54,7 +47,7 @@ class Piece:
 
     test: Part
     systems: tuple[str, ...]  # their names
-    cut: corpus.Parts | None = None  # `None`: the whole corpus
+    cut: Parts | None = None  # `None`: the whole corpus
     shard: int = 0
 
 
@@ -203,7 +196,7 @@ class Evaluate(runner.ShardedStage):
             if whole:
                 pieces.append(Piece(test, whole))
             if by_shards:
-                cut = corpus.scan(str(test.beir().corpus_file)).cut(s.shard_documents)
+                cut = scan(str(test.beir().corpus_file)).cut(s.shard_documents)
                 pieces += [Piece(test, by_shards, cut, at) for at in range(len(cut))]
         return pieces
 
@@ -307,7 +300,7 @@ def _search_index(
     s, given, beir = c.settings, c.given, test.beir()
     opened, place = embeddings.Embeddings, f"indexes.{name}"
     held = opened(given["indexes"][name], place, embeddings.DOCUMENTS)
-    held.require_made_of(corpus.scan(str(beir.corpus_file)).fingerprint, test.path)
+    held.require_made_of(scan(str(beir.corpus_file)).fingerprint, test.path)
     held.require((document.id for document in beir.documents()), test.path)
     if name in s.query_embeddings:
         place = f"query_embeddings.{name}"
