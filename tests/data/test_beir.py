@@ -102,7 +102,7 @@ def test_strict_validation_refuses_each_flaw_by_its_line(flawed):
 
 
 def test_ids_may_be_integers(tmp_path):
-    """As data frames hold them; on disk and in results they are text."""
+    """Integer ids of data frames are text on disk and in results."""
     documents, queries = [Document(7, "", "x")], [(np.int64(1), "what")]
     beir = write_beir(tmp_path / "set", documents, queries, {"train": [(1, 7, 1)]})
     assert [*beir.pairs("train")] == [Pair("1", "what", "7", "x")]

@@ -50,7 +50,7 @@ def test_other_tools_read_the_files(tmp_path):
 
 
 def test_ids_that_are_integers_become_text(tmp_path):
-    """As data frames hold them; in qrels of BEIR directories they are text."""
+    """Integer ids of data frames are text in qrels of BEIR directories."""
     run = BM25({7: "the words", np.int64(10): "others"}).search({1: "words"})
     assert [*run["1"]] == ["7"]
     assert as_run([1], [[0.5, 0.1]], np.array([[7, 10]])) == {

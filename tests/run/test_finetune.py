@@ -222,7 +222,7 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
 
 
 def test_characters_that_no_query_can_have_are_named(base, monkeypatch, caplog):
-    """Of public documents; before a step is paid for."""
+    """Characters of public documents are checked before a step is paid for."""
     counts, out = collections.Counter({"ж": 3, "у": 9}), base / "release" / "lacking"
     monkeypatch.setattr(Tokenizer, "unknown", lambda *_: (counts, 0.1))
     made = settings.from_config(STAGE.Settings, _settings(base))

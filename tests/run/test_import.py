@@ -351,7 +351,7 @@ def test_flawed_tables_of_queries_and_documents_lose_rows_by_kind(tmp_path):
 def test_ir_datasets_without_a_text_are_read_by_their_default_text(
     tmp_path, monkeypatch
 ):
-    """As CORD-19 and TREC's topics."""
+    """CORD-19 and TREC's topics have no column of that name."""
     document = collections.namedtuple("Document", "doc_id title abstract")
     document.default_text = lambda row: f"{row.title} {row.abstract}"
     query = collections.namedtuple("Query", "query_id text")

@@ -120,7 +120,7 @@ def test_features_are_the_mean_state_of_a_texts_own_tokens(base):
 
 
 def test_features_of_gpt2_are_the_state_of_the_last_token(tmp_path):
-    """As MAUVE's authors take them, of keras-nlp's preset in a directory."""
+    """MAUVE's authors take the last token's state; the preset is a directory."""
     shape = {"vocabulary_size": 5, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
     model = models.GPT2Backbone(**shape, intermediate_dim=16)
     for name, of, config in (

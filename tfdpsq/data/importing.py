@@ -225,7 +225,7 @@ class _Log:
             raise _Dropped(f"in the table of {what}: {problem or 'it has no text'}")
         if not self._inserted(table, key, *values):
             if self._one(f"select * from {table} where id = ?", key) != (key, *values):
-                problem = f"{what} {shown(key)} had another text or user before"
+                problem = f"its {what}_id had another text or user before"
                 raise DataError(path, problem, "Keep one of the rows", number)
             raise _Dropped(f"in the table of {what}: the same row was there before")
 

@@ -164,7 +164,7 @@ class Pairs(Artefact):
 
     @property
     def raw(self) -> bool:
-        """Whether they are private pairs, not a set."""
+        """True for private pairs, False for a set."""
         return bool(self.facts.get("raw"))
 
     def fingerprint(self, private: pathlib.Path) -> str:

@@ -111,13 +111,13 @@ class Context:
 
     @property
     def depends(self) -> dict[str, Any]:
-        """What the output depends on, as JSON."""
+        """Stage, settings and inputs that the output depends on, as JSON."""
         own = settings.identity(self.settings)
         return {"stage": self.stage, "settings": own, "inputs": dict(self.inputs)}
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What the manifest of a set says of its making; see `data.sets`."""
+        """Settings and inputs for the manifest of a set; see `data.sets`."""
         own = settings.to_json(self.settings)
         return {"config": own, "inputs": dict(self.inputs)}
 
