@@ -344,14 +344,14 @@ def test_flawed_tables_of_queries_and_documents_lose_rows_by_kind(tmp_path):
     assert result["equal_answers"] == 1
     documents.append({"id": 5, "text": "another"})
     corpus = _write_lines(tmp_path / "corpus.jsonl", documents)
-    with pytest.raises(InputError, match="jsonl:7: document '5' had another text"):
+    with pytest.raises(InputError, match="jsonl:7: its document_id had another text"):
         run(tmp_path / "private" / "b", log, corpus__path=str(corpus), **changes)
 
 
 def test_ir_datasets_without_a_text_are_read_by_their_default_text(
     tmp_path, monkeypatch
 ):
-    """CORD-19 and TREC's topics have no column of that name."""
+    """CORD-19 and the topics of TREC have other columns instead."""
     document = collections.namedtuple("Document", "doc_id title abstract")
     document.default_text = lambda row: f"{row.title} {row.abstract}"
     query = collections.namedtuple("Query", "query_id text")
