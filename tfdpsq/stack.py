@@ -19,6 +19,5 @@ if not (3, 9) <= sys.version_info[:2] <= (3, 11) or not _found.startswith("2.15.
         "This part of tfdpsq works on Python 3.9 to 3.11 with TensorFlow 2.15; this is "
         f"Python {sys.version_info[0]}.{sys.version_info[1]} with TensorFlow {_found}. "
         "From a clone: python3.11 -m venv .venv; .venv/bin/pip install -c "
-        "constraints.txt '.[stack]'. tfdpsq.results, tfdpsq.layers and tfdpsq.privacy "
-        "need not that."
+        "constraints.txt '.[stack]'. Its results, layers and privacy work on others."
     )

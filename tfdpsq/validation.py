@@ -58,6 +58,12 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def id_text(value: Any) -> Any:
+    """Returns an id that is an integer, as data frames hold it, as text."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return str(value) if whole else value
+
+
 def library(module: str, remedy: str) -> Any:
     """Imports a package that only some users need; `remedy` is the error's text."""
     try:
@@ -69,18 +75,14 @@ def library(module: str, remedy: str) -> Any:
 def positive(name: str, value: float) -> float:
     """Requires a finite number above zero."""
     if not _is_number(value) or not 0 < value <= sys.float_info.max:
-        raise InputError(
-            f"{name} is {shown(value)}; it must be a finite number above 0."
-        )
+        raise InputError(f"{name} is {shown(value)}; it must be finite and above 0.")
     return value
 
 
 def positive_integer(name: str, value: int) -> int:
     """Requires an integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InputError(
-            f"{name} is {shown(value)}; it must be an integer of at least 1."
-        )
+        raise InputError(f"{name} is {shown(value)}; it must be an integer above 0.")
     return value
 
 

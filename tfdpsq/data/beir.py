@@ -27,8 +27,8 @@ import numpy as np
 from absl import logging
 
 from tfdpsq.data.io import atomic_directory, read_lines, read_objects
-from tfdpsq.data.texts import Document, Pair, id_of, text_problem, whole_as_text
-from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
+from tfdpsq.data.texts import Document, Pair, id_of, text_problem
+from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, id_text, shown
 
 _LAYOUT = "Give a BEIR directory: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 HEADER = "query-id\tcorpus-id\tscore"
@@ -406,7 +406,7 @@ class BeirWriter(contextlib.ExitStack):
         self, split: str, query_id: str, document_id: str, score: int
     ) -> None:
         """Adds a judgement; raises InputError if query or document were not added."""
-        query_id, document_id = whole_as_text(query_id), whole_as_text(document_id)
+        query_id, document_id = id_text(query_id), id_text(document_id)
         for kind, key in (("query", query_id), ("document", document_id)):
             if not self.has(kind, key):
                 raise InputError(f"no {kind} {shown(key)} is there; add it first.")
@@ -417,7 +417,7 @@ class BeirWriter(contextlib.ExitStack):
         self._files[name].write(f"{query_id}\t{document_id}\t{score}\n")
 
     def _add(self, kind: str, key: str, content: dict[str, Any], text: str) -> None:
-        key = whole_as_text(key)
+        key = id_text(key)
         line = json.dumps({"_id": key, **content}, ensure_ascii=False)
         problem = text_problem("its id", key, identifier=True)
         problem = problem or text_problem("it", line)
@@ -504,7 +504,7 @@ def _records(
     """
     seen: set[str] = set()
     for number, place, record in read_objects(path, offset, line):
-        key = record["_id"] = whole_as_text(record.get("_id"))
+        key = record["_id"] = id_text(record.get("_id"))
         problem = text_problem("'_id'", key, identifier=True)
         for field in ("title", "text"):
             record[field] = "" if record.get(field) is None else record[field]

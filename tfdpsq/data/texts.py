@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import decimal
 import hashlib
-import numbers
 import re
 import unicodedata
 import uuid
@@ -98,12 +97,6 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
     if identifier and (value.split() != [value] or "\0" in value):
         return f"{field} is empty or holds white space or NUL; ids must not"
     return None
-
-
-def whole_as_text(value: Any) -> Any:
-    """Returns an id that is an integer, as data frames hold it, as text."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return str(value) if whole else value
 
 
 def text_of(value: Any) -> str:

@@ -28,8 +28,8 @@ from bm25s.stopwords import STOPWORDS_EN
 from tqdm import tqdm
 
 from tfdpsq import words
-from tfdpsq.evaluation.measures import id_text, ranked
-from tfdpsq.validation import InputError, positive_integer
+from tfdpsq.evaluation.measures import ranked
+from tfdpsq.validation import InputError, id_text, positive_integer
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG
 _K1, _B = 1.5, 0.75

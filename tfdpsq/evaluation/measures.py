@@ -25,7 +25,7 @@ import pytrec_eval
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import DataError, InputError, id_text
 
 Run = Mapping[str, Mapping[str, float]]
 Qrels = Mapping[str, Mapping[str, int]]
@@ -174,11 +174,6 @@ def _value(metric: str, value: float, k: int, relevant: int) -> float:
         # Precision at k is a whole number of documents over k.
         return round(value * k) / min(k, relevant)
     return value
-
-
-def id_text(key: Any) -> Any:
-    """Returns an id, an integer as text."""
-    return str(key) if isinstance(key, numbers.Integral) else key
 
 
 def _by_text(table: Mapping[Any, Mapping[Any, Any]]) -> dict[str, dict[str, Any]]:
