@@ -39,7 +39,7 @@ def test_prompt_comes_first_and_keeps_all_tokens(mode):
 @pytest.mark.parametrize("length", [0, True])
 def test_bad_lengths_are_refused(length):
     with pytest.raises(
-        InputError, match=f"soft prompt length is {length!r}; .*least 1"
+        InputError, match=f"soft prompt length is {length!r}; .*above 0"
     ):
         SoftPrompt(length)
 
