@@ -247,7 +247,9 @@ def test_every_table_is_made(small, tmp_path):
     assert all(list(path.rglob("certificate.json")) for path in made)
     assert not list(release.rglob("*inf*")) and not list(release.rglob("*original*"))
     private = tmp_path / "private"
-    assert "who " in (private / "examples.html").read_text()  # private queries
+    examples = (private / "examples.html").read_text()
+    assert "who " in examples  # private queries
+    assert re.search(r"number (\d+)\.", examples)[1] == "90"  # as asked for
     assert "as they are" in (private / "private_reads.jsonl").read_text()
     verdict = results["tables"]["3"]["verdicts"][0]
     assert verdict["low"] <= verdict["difference"] <= verdict["high"]

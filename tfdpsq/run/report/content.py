@@ -116,18 +116,24 @@ def _training(runs: Sequence[Planned]) -> dict[str, Any]:
 
 
 def examples(
-    data: str, split: str, most: int, sets: Mapping[str, pathlib.Path]
+    data: str,
+    split: str,
+    most: int,
+    sets: Mapping[str, pathlib.Path],
+    about: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Returns what `sets`, directories by label, hold for documents of private pairs.
 
     Returns:
       {document, original_query, synthetic: {label: queries}} of the first `most`
-      documents that are in all sets.
+      documents that are in all sets; before them one with each of the words `about`.
     """
     if not most:
         return []
     # Sets may be large: only what can be shown is kept.
-    pairs = kinds.open_beir(data).pairs(split)[: max(_CONSIDERED, 20 * most)]
+    table = kinds.open_beir(data).pairs(split)
+    first = (next((p for p in table if words in p.document), None) for words in about)
+    pairs = [*filter(None, first), *table[: max(_CONSIDERED, 20 * most)]]
     written: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for label, path in sets.items():
         for row in read_synthetic(path):

@@ -65,6 +65,9 @@ class Reproduce(Job):
             (), of=Rule(), help="names of tables; () is all"
         )
         tables: dict = setting({}, help="see configs/paper/tables.py")
+        examples_about: tuple[str, ...] = setting(
+            (), of=Rule(), help="words of documents that are shown first"
+        )
 
     def steps(self, s: Settings, workdir: pathlib.Path) -> list[Step]:
         """Returns the steps of all rows, for each seed."""
@@ -92,7 +95,11 @@ class Reproduce(Job):
                 made = {row.name: paths[first + row.part] for row in rows}
                 sets = {name: pathlib.Path(path) / SET for name, path in made.items()}
                 examples = content.examples(
-                    s.job.data, own.similarity_split, s.job.examples, sets
+                    s.job.data,
+                    own.similarity_split,
+                    s.job.examples,
+                    sets,
+                    s.examples_about,
                 )
             else:
                 ours = tables.cells(table, paths, s.seeds)
