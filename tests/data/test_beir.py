@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tfdpsq.data import beir
 from tfdpsq.data.beir import BeirDirectory, Counts, Judgement, write_beir
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.validation import DataError, InputError
@@ -425,3 +426,24 @@ def test_large_pairs_spill_to_an_unnamed_file(tmp_path):
     del pairs
     gc.collect()
     assert not opened() & made
+
+
+def test_joining_takes_work_in_proportion_to_the_pairs(monkeypatch):
+    """In SQLite's instructions; it once tried every query with every document."""
+    opened, counts = beir.open_unnamed, []
+
+    def counted(schema):
+        store = opened(schema)
+        store.set_progress_handler(lambda: counts.append(1), 100)
+        return store
+
+    monkeypatch.setattr(beir, "open_unnamed", counted)
+    work = []
+    for size in (500, 2000):
+        counts.clear()
+        names = [f"{number:05d}" for number in range(size)]
+        judged = [Judgement(1, name, name, 1) for name in names]
+        texts = [(name, "text") for name in names]
+        assert len(beir.PairTable(judged, texts, texts, best=True)) == size
+        work.append(len(counts))
+    assert work[1] < 6 * work[0]
