@@ -36,7 +36,7 @@ def get_config(scale="default"):
     config.audit_epsilons = (math.inf, 8.0)
     config.rerank = False  # as in notebooks/stages.py
     config.finetune.batch_size = 128
-    config.finetune.steps = 24
+    config.evaluate.resamples = 10_000
     config.synthesize.max_documents = 1280
     config.retriever.steps = 40
     config.evaluate.similarity.update(samples=500, seeds=3)

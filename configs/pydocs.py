@@ -28,6 +28,8 @@ def get_config():
     """Returns the settings of quickstart, with those that differ."""
     config = _QUICKSTART["get_config"]()
     config.rows = "all"
+    config.finetune.steps = 48
+    config.evaluate.resamples = 10_000
 
     # Maps of the encoder's query embeddings, from the private pairs.
     config.adapter_epsilons = (math.inf, 16.0, 8.0, 3.0)

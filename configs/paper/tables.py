@@ -366,9 +366,6 @@ def _tiny(config):
         if table["measure"] == "zero_shot":
             table["claims"] = tuple((synthetic, direct, name) for name in HELD_OUT)
 
-    # Half of the quickstart's, so that all tables fit into about an hour.
-    config.job.finetune.steps = 24
-
     # A secret is in a hundred of 3,320 queries here, and of 533,000 in the paper, so ε
     # for one query says nothing about it here. The unit is a user, who has all queries
     # of a secret. What is before a secret must leave it room in these lengths.

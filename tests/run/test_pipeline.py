@@ -98,7 +98,7 @@ def test_places_and_classes_follow_from_settings_alone(base, tmp_path):
     # Rows that nothing protects are an option.
     fewer = _plan(_config(base, "embedded", rows="deciding"), tmp_path)
     private = [e.step.name for e in fewer if e.privacy.word == "private"]
-    assert private == ["mined", "evaluation"] and len(fewer) == 10
+    assert private == ["mined", "evaluation"] and len(fewer) == 9
 
 
 @pytest.mark.parametrize(

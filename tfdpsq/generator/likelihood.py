@@ -53,7 +53,7 @@ class QueryLikelihood:
         self.preprocessor = preprocessor or model.preprocessor
         self.batch_size = validation.positive_integer("batch_size", batch_size)
         self._run = Replicated(
-            lambda *given: log_likelihoods(model, *given), _SIGNATURE
+            lambda *given: log_likelihoods(model, *given), _SIGNATURE, overlapped=True
         )
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:

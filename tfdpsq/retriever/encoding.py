@@ -68,6 +68,7 @@ class Embedder:
                 tf.TensorSpec([self._rows], tf.int32),
             ],
             jit_compile,
+            overlapped=cpu,
         )
         self._trim = not (jit_compile or self._embed.static)
 

@@ -74,7 +74,7 @@ class Pipeline(Job):
         rows: str = setting(
             "all",
             choices=("all", "deciding"),
-            help="deciding: without the untrained encoder and ε = ∞, in half the time",
+            help="deciding: without the untrained encoder, direct training and ε = ∞",
         )
         epsilons: tuple[float, ...] = setting((math.inf, 8.0), of=_EPSILON)
         direct_epsilons: tuple[float, ...] = setting(
@@ -230,7 +230,7 @@ class _Rows(JobSteps):
             self.generators[epsilon] = made
             name, label = f"synthetic_{row_part(epsilon)}", at("Synthetic", epsilon)
             self._retriever(name, "synthetic", label, pairs=pairs)
-        for epsilon in self.taken(s.direct_epsilons):
+        for epsilon in s.direct_epsilons if s.rows == "all" else ():
             name, label = f"direct_{row_part(epsilon)}", at("Direct DP", epsilon)
             self._retriever(name, "direct", label, epsilon=epsilon)
 
