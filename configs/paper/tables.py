@@ -22,8 +22,9 @@ paper's sizes, with T5 1.1, "paper-1.0" the same with T5 1.0.
 
 A canary's secret is a random 10-digit string. The text of 2023 speaks of the secret
 part of a canary's query, recovered in the model's output: so table 7 has it in the
-query, where all of the published shares can occur. "7-literal" has the pairs word by
-word, two of them with the secret in the document.
+query, where all of the published shares can occur. "7-literal" has two of the pairs
+word by word, with the secret in the document; the first, whose document would be the
+secret itself, has it in the query.
 
 A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
 one row is above another in a column; in `lower` columns, that its number is lower.

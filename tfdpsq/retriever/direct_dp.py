@@ -348,7 +348,7 @@ class PublicNegatives:
         )
         self._keys = tf.Variable(tf.fill([count], tf.int64.min), trainable=False)
         self.state = [self._embeddings, self._keys]
-        self._embed = Replicated(model.encode_documents)
+        self._embed = Replicated(model.encode_documents, overlapped=True)
         # What training leaves as it is is embedded once.
         frozen = model.documents_frozen
         self._vectors = self._embedded(np.arange(total)) if frozen else None
