@@ -374,6 +374,6 @@ def _tiny(config):
     config.job.canaries.update(trials=2, most_pairs=2000)
     config.job.canaries.update(query_characters=32, document_characters=120)
     config.job.audit.update(members=500)
-    config.audit = {"unit": "user", "steps": 120, "batch_size": 128}
+    config.audit = {"unit": "user", "steps": 300, "batch_size": 128}
     config.audit.query_length = 32
     return config

@@ -109,7 +109,7 @@ class Synthesize(runner.ShardedStage):
 
         def make(index: int, out: shards.ShardWriter) -> None:
             read, first = parts.read(index), parts.first(index)
-            total = round(parts.size(index) * each)
+            total = None if parts.only else round(parts.size(index) * each)
             bar = tqdm.tqdm(total=total, desc=f"shard {index}", unit=" queries")
             with bar, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
                 with c.scope():
