@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from tfdpsq.data import Document, RowStore, Tokenizer, train_vocabulary, write_rows
 from tfdpsq.data.io import write_json
@@ -99,6 +100,11 @@ class Pretrain(Stage):
         c.devices.require_share(s.batch_size)
         backup = training.open_backup(c, s)
         tokenizer = _tokenizer(c, backup.folder)
+        stores = {
+            # Held-out rows are of the one kind that is measured.
+            name: _rows(c, backup.folder / name, tokenizer, name == "held_out", shares)
+            for name, shares in (("pairs", {}), ("held_out", {"whole": 0, "bare": 0}))
+        }
         tf.keras.utils.set_random_seed(s.seed)
         with c.scope():
             if c.given["init"] is not None:
@@ -107,11 +113,6 @@ class Pretrain(Stage):
             else:
                 model = T5QueryGenerator(T5Config(**vars(s.t5)), s.dtype)
         tokenizer.require_embeddings(model.config.vocabulary_size)
-        stores = {
-            # Held-out rows are of the one kind that is measured.
-            name: _rows(c, backup.folder / name, tokenizer, name == "held_out", shares)
-            for name, shares in (("pairs", {}), ("held_out", {"whole": 0, "bare": 0}))
-        }
         curve = _fit(c, backup, model, stores["pairs"], stores["held_out"])
         training.require_finite(model, s)
         checkpoints.save(
@@ -149,7 +150,7 @@ def _rows(
         chunks = pretraining.pair_rows(
             (
                 one
-                for one in _documents(c)
+                for one in tqdm.tqdm(_documents(c), path.name, unit=" documents")
                 if pretraining.is_held_out(one.id, s.held_out_one_in) == held_out
             ),
             tokenizer,
