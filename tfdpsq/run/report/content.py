@@ -116,11 +116,7 @@ def _training(runs: Sequence[Planned]) -> dict[str, Any]:
 
 
 def examples(
-    data: str,
-    split: str,
-    most: int,
-    sets: Mapping[str, pathlib.Path],
-    about: Sequence[str] = (),
+    data: str, split: str, most: int, sets: Mapping[str, Any], about: Any = ()
 ) -> list[dict[str, Any]]:
     """Returns what `sets`, directories by label, hold for documents of private pairs.
 

@@ -94,13 +94,8 @@ class Reproduce(Job):
                 first, rows = f"seed{s.seeds[0]}_synthetic_", tables.rows_of(table)
                 made = {row.name: paths[first + row.part] for row in rows}
                 sets = {name: pathlib.Path(path) / SET for name, path in made.items()}
-                examples = content.examples(
-                    s.job.data,
-                    own.similarity_split,
-                    s.job.examples,
-                    sets,
-                    s.examples_about,
-                )
+                shown = s.job.examples, sets, s.examples_about
+                examples = content.examples(s.job.data, own.similarity_split, *shown)
             else:
                 ours = tables.cells(table, paths, s.seeds)
                 found["tables"][name] = tables.compared(table, ours, resamples)
