@@ -51,7 +51,7 @@ def settings(base):
         "job.direct.query_length": 12,
         "job.direct.accountant": "rdp",
         "job.evaluate.similarity.init": str(base / "t5"),
-        "examples_about": ("number 90.",),
+        "examples_about": ("number 70.",),
         "overlap.corpus": (str(base / "pairs" / "corpus.jsonl"),),
         "job.canaries.trials": 1,
         "job.canaries.document_characters": 20,

@@ -72,7 +72,7 @@ def test_a_retriever_as_onnx_has_lengths_and_certificate(vocabulary, tmp_path, t
 
 
 def test_missing_library_is_named(generator, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.setitem(sys.modules, "ctranslate2.converters", None)
     with pytest.raises(InputError, match="(?s)ctranslate2.*pip install"):
         convert(generator, tmp_path / "out", "ctranslate2")
     assert not (tmp_path / "out").exists()
