@@ -75,7 +75,7 @@ def get_config():
     config.finetune.trained = ("*decoder*",)
     config.finetune.batch_size = 512
     config.finetune.microbatch_size = 64
-    config.finetune.steps = 24  # 48 are no better at ε = 8
+    config.finetune.steps = 24  # at ε = 8, 48 rerank no better; at ε = ∞ they do
     config.finetune.learning_rate = 2e-3
     config.finetune.clip_norm = 0.1
 
