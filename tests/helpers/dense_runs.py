@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from helpers import plans
 from tfdpsq.privacy import checks, train
+from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.step import Setup
 
 
@@ -67,5 +68,6 @@ def check(losses, data, variables, layers=(), plan=None, microbatch=8, **options
     plan = plan or plans.plan(num_units=40, batch_size=8, steps=1, clip_norm=1.0)
     count = len(next(iter(data.values())))
     rows = checks.Rows(lambda at: {n: v[at] for n, v in data.items()}, range(count))
-    setup = Setup(plan, losses, list(variables), list(layers), microbatch, **options)
+    held, losses = (list(variables), list(layers)), converted(losses)
+    setup = Setup(plan, losses, *held, microbatch, **options)
     return checks.check_setup(setup, rows)

@@ -57,9 +57,8 @@ class Shorter(runner.ShardedStage):
     def merge(self, c, shards):
         found = (json.loads(pathlib.Path(p).read_text()) for p in shards.paths("rows"))
         rows = (SyntheticQuery(**row) for shard in found for row in shard)
-        certificate = self.certificate(c.settings, c.given)
         written = write_synthetic(
-            c.out / SET, rows, dict(c.provenance), certificate, guarantee=c.privacy.word
+            c.out / SET, rows, c.provenance, c.certificate, guarantee=c.privacy.word
         )
         return {"kept": written["count"]}
 

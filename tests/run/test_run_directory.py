@@ -20,7 +20,8 @@ class _Settings(settings.Settings):
 
 def _context(place, steps=3, pairs="keyed:a"):
     own, inputs = _Settings(steps), {"pairs": pairs}
-    return Context(own, Given(), place, Privacy.CERTIFIED, inputs, "t")
+    depends = {"settings": settings.identity(own), "inputs": inputs}
+    return Context(own, Given(), place, Privacy.CERTIFIED, inputs, depends)
 
 
 def _pay(directory, steps=1, data="data"):

@@ -73,28 +73,6 @@ def require_same_rows(batch: Mapping[str, np.ndarray]) -> None:
         workers.require_same(digest_of(rows).encode(), "the rows of a step")
 
 
-def share_of(
-    batch: Mapping[str, np.ndarray],
-    count: int,
-    replica: int,
-    replicas: int,
-    microbatch_size: int,
-) -> tuple[dict[str, np.ndarray], int]:
-    """Returns a replica's rows, and how many of them are in use.
-
-    Microbatch j goes to replica j mod `replicas` whole: what is clipped together stays
-    together. `batch` has a multiple of `replicas` times `microbatch_size` rows, of
-    which the first `count` are in use.
-    """
-    dealt = {}
-    for name, values in batch.items():
-        microbatches = values.reshape(-1, microbatch_size, *values.shape[1:])
-        dealt[name] = microbatches[replica::replicas].reshape(-1, *values.shape[1:])
-    # All of its microbatches are full but perhaps the last one in use.
-    starts = range(replica * microbatch_size, count, replicas * microbatch_size)
-    return dealt, sum(min(microbatch_size, count - start) for start in starts)
-
-
 @contextlib.contextmanager
 def unquoted_values(
     problem: str, remedy: str, memory: str | None = None

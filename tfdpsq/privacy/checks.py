@@ -31,7 +31,7 @@ from tensorflow.python.framework import op_def_registry
 from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import Take, unquoted_values
-from tfdpsq.privacy.fast.engine import converted, flatten, plain_errors
+from tfdpsq.privacy.fast.engine import flatten, plain_errors
 from tfdpsq.privacy.replay import KEYED, Draws, replayable
 from tfdpsq.privacy.step import Setup, make_microbatch_sum, rows_of_batch
 
@@ -187,7 +187,6 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
     # On several replicas, those of the first: outside of them a variable has no handle.
     local = tf.distribute.get_strategy().experimental_local_results
     variables = [local(variable)[0] for variable in setup.variables]
-    losses_of = converted(setup.per_example_losses)
     draws: Draws = []
 
     def traced(given: Mapping[str, tf.Tensor]) -> Any:
@@ -196,7 +195,7 @@ def _check_trace(setup: Setup, batch: Arrays) -> Sequence[tf.Variable]:
             own = dataclasses.replace(setup, variables=variables, microbatch_size=rows)
             return make_microbatch_sum(own)(given, key).sums
         with replayable(setup.layers, key, 0, 0, draws), tf.GradientTape() as tape:
-            losses = tf.convert_to_tensor(losses_of(given))
+            losses = tf.convert_to_tensor(setup.per_example_losses(given))
         if losses.shape.rank != 1 or losses.shape[0] != rows:
             raise validation.InputError(
                 f"losses have shape {losses.shape} for {rows} rows. Return one loss "
@@ -261,8 +260,8 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
     of NaN end no run.
     """
     spec, size = setup.plan.spec, setup.plan.rows_clipped_together
-    count = setup.rows_at_once
-    run = _losses_and_sums(setup, count)
+    count = setup.microbatch_size
+    run = _losses_and_sums(setup)
     kinds = {layer.compute_dtype for layer in flatten(setup.layers)}
     coarse = kinds & {"float16", "bfloat16"}
     # Sums were off by 2e-7 in float32, and GPUs may add up in any order.
@@ -334,12 +333,10 @@ def _check_sums(setup: Setup, rows: Rows) -> None:
 
 
 def _losses_and_sums(
-    setup: Setup, count: int
+    setup: Setup,
 ) -> Callable[[Arrays], tuple[np.ndarray, list[tf.Tensor]]]:
     """Returns the step's function of a microbatch, with random numbers held fixed."""
     strategy = tf.distribute.get_strategy()
-    losses = converted(setup.per_example_losses)
-    setup = dataclasses.replace(setup, per_example_losses=losses, microbatch_size=count)
 
     @tf.function(autograph=False)
     def on_first(batch: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:

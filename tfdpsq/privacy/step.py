@@ -21,9 +21,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import share_of
 from tfdpsq.privacy.engines import Batch, Clipped, Engine, clipped_sum, require_engine
-from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.fast.factored import full_dtype
 from tfdpsq.privacy.keys import RunKey, StepKeys
 from tfdpsq.privacy.optimizers import apply, build
@@ -40,7 +38,8 @@ class Setup:
     """A loss, what it trains, and how it is differentiated; see `train`.
 
     Raises:
-      InputError: a variable listed twice, an engine or a `microbatch_size` as there.
+      InputError: a variable listed twice; an engine as there; rows clipped together
+        that `microbatch_size` would part.
     """
 
     plan: PrivacyPlan
@@ -54,18 +53,12 @@ class Setup:
         """Checks the arguments; see the class."""
         fast.require_distinct(self.variables)
         require_engine(self.engine)
-        size = validation.positive_integer("microbatch_size", self.microbatch_size)
-        together = self.plan.rows_clipped_together
+        size, together = self.microbatch_size, self.plan.rows_clipped_together
         if not callable(self.engine) and size % together:
             raise validation.InputError(
                 f"microbatch_size is {size}; use a multiple of the {together} rows "
                 "that are clipped together."
             )
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of a microbatch, at most those of the largest draw."""
-        return min(self.microbatch_size, self.plan.max_rows)
 
 
 def make_logical_step(
@@ -105,6 +98,7 @@ def make_logical_step(
       InputError: see `Setup`.
     """
     held = list(variables), list(layers)
+    validation.positive_integer("microbatch_size", microbatch_size)
     setup = Setup(plan, per_example_losses, *held, microbatch_size, engine)
     build(optimizer, setup.variables)
     return functools.partial(_Step(setup).run, optimizer)
@@ -126,7 +120,7 @@ def rows_of_batch(setup: Setup) -> int:
             f"microbatch_size {size} makes {microbatches} microbatches for {replicas} "
             "replicas. Lower it, or use fewer replicas."
         )
-    return -(-microbatches // replicas) * replicas * setup.rows_at_once
+    return -(-microbatches // replicas) * replicas * size
 
 
 def make_microbatch_sum(setup: Setup) -> Callable[[Batch, tf.Tensor], Clipped]:
@@ -167,8 +161,8 @@ class _Step:
 
         def accumulate(index: Any, losses: Any, *sums: Any) -> Any:
             part = _slice(batch, index * size, size)
-            # Its number in the whole batch, as `share_of` deals them: so its dropout is
-            # the same whatever the replicas.
+            # Its number in the whole batch, as `_share_of` deals them: so its dropout
+            # is the same whatever the replicas.
             number = first + tf.cast(index, tf.int64) * every
             clipped = self.of_microbatch(part, number, keys)
             counted = tf.math.is_finite(clipped.losses) & (part["weights"] > 0)
@@ -276,6 +270,28 @@ def privatized(
     return [value / plan.spec.batch_size for value in sums]
 
 
+def _share_of(
+    batch: Mapping[str, np.ndarray],
+    count: int,
+    replica: int,
+    replicas: int,
+    microbatch_size: int,
+) -> tuple[dict[str, np.ndarray], int]:
+    """Returns a replica's rows, and how many of them are in use.
+
+    Microbatch j goes to replica j mod `replicas` whole: what is clipped together stays
+    together. `batch` has a multiple of `replicas` times `microbatch_size` rows, of
+    which the first `count` are in use.
+    """
+    dealt = {}
+    for name, values in batch.items():
+        microbatches = values.reshape(-1, microbatch_size, *values.shape[1:])
+        dealt[name] = microbatches[replica::replicas].reshape(-1, *values.shape[1:])
+    # All of its microbatches are full but perhaps the last one in use.
+    starts = range(replica * microbatch_size, count, replicas * microbatch_size)
+    return dealt, sum(min(microbatch_size, count - start) for start in starts)
+
+
 def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
     # tf.slice, not [a:b]: its size is static, which XLA insists on.
     return {
@@ -328,17 +344,13 @@ class CompiledStep:
         self._plan, self._key = setup.plan, key
         self.variables = setup.variables
         self._dealt = not callable(setup.engine)
-        self._at_once = setup.rows_at_once
+        self._at_once = setup.microbatch_size
         self.rows = rows_of_batch(setup)
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         # Several replicas compile, or not, as their strategy does.
         jit = jit_compile if self._replicas == 1 else None
-        losses = converted(setup.per_example_losses)
-        capped = dataclasses.replace(
-            setup, per_example_losses=losses, microbatch_size=self._at_once
-        )
-        step = functools.partial(_Step(capped).run, optimizer)
+        step = functools.partial(_Step(setup).run, optimizer)
         run = self._strategy.run
         self._function = tf.function(
             step if self._replicas == 1 else lambda *given: run(step, args=given),
@@ -402,7 +414,7 @@ class CompiledStep:
         def given_to(replica: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
             rows, used = batch, count
             if self._dealt:
-                rows, used = share_of(
+                rows, used = _share_of(
                     batch, count, replica, self._replicas, self._at_once
                 )
             tensors = {name: tf.convert_to_tensor(v) for name, v in rows.items()}

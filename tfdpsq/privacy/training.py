@@ -47,6 +47,7 @@ from tfdpsq.privacy.batches import (
     unquoted_values,
 )
 from tfdpsq.privacy.engines import Batch, Engine
+from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.keys import RunKey
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
@@ -174,7 +175,9 @@ def train(
             "rows. Set it to 2 before TensorFlow is imported."
         )
         logging.log_first_n(logging.WARNING, warning, 1, LOG_LEVEL)
-    setup = Setup(plan, per_example_losses, variables, layers, microbatch_size, engine)
+    at_once = validation.positive_integer("microbatch_size", microbatch_size)
+    losses, at_once = converted(per_example_losses), min(at_once, plan.max_rows)
+    setup = Setup(plan, losses, variables, layers, at_once, engine)
     validation.positive_integer("save_every", save_every)
     optimizers.require_new(optimizer, plan.spec.steps)
     if directory is not None and seed is not None:

@@ -31,14 +31,13 @@ _LIMITS = (
 def write_set(
     c: Context,
     rows: Iterable[SyntheticQuery],
-    certificate: dict[str, Any] | None,
     shards: int = 1,
     **more: Any,
 ) -> dict[str, Any]:
     """Writes a stage's set with its card; `more` is of its provenance."""
     provenance, word = {**c.provenance, **more}, c.privacy.word
     out = c.out / SET
-    manifest = write_synthetic(out, rows, provenance, certificate, shards, word)
+    manifest = write_synthetic(out, rows, provenance, c.certificate, shards, word)
     atomic_write(out / "README.md", text(manifest))
     return manifest
 

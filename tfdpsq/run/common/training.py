@@ -411,14 +411,14 @@ def train(
     return {"steps_executed": paid}
 
 
-def certificate_of(
+def certify(
     c: Context,
     plan: privacy.PrivacyPlan,
     result: Mapping[str, Any],
     training: Mapping[str, Any],
     **stated: Any,
-) -> dict[str, Any]:
-    """Returns the certificate of a run on private pairs, and of what it follows.
+) -> None:
+    """Writes the certificate of a run on private pairs, and of what it follows.
 
     It lists all private reads of the workdir so far: earlier ones may have influenced
     this run's settings. `training` and `stated` are attributes of `Certificate`, with
@@ -430,7 +430,7 @@ def certificate_of(
     if "run_id" not in stated:
         # Only the chief of several workers has the ledger, and keeps the output.
         stated["run_id"] = runs.run_id(c.place) if c.devices.chief else None
-    return privacy.make_certificate(
+    certificate = privacy.make_certificate(
         plan,
         result["steps_executed"],
         training={**training, **diverged},
@@ -440,6 +440,7 @@ def certificate_of(
         private_reads=records.private_reads(c.place.private).entries,
         **stated,
     )
+    records.write_certificate(c.out, certificate)
 
 
 # -- Training by `fit`, without a guarantee --------------------------------------------

@@ -89,7 +89,9 @@ class Context:
       place: where the output will be, and what is next to it.
       privacy: the output's class.
       inputs: fingerprints of the inputs.
-      stage: name of the stage.
+      depends: stage, settings and inputs that the output depends on, as JSON.
+      provenance: settings and inputs for the manifest of a set; see `data.sets`.
+      certificate: what the output inherits, unless its run writes its own.
       out: the directory to fill.
       counts: exact private counts, to be kept under `private/`.
       devices: what models run on; see `devices`.
@@ -102,24 +104,14 @@ class Context:
     place: Place
     privacy: Privacy
     inputs: Mapping[str, str]
-    stage: str = ""
+    depends: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    certificate: dict[str, Any] | None = None
     out: pathlib.Path = pathlib.Path()
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     devices: Devices | None = None
     beam: tuple[str, ...] | None = None
     parts: Any = ()
-
-    @property
-    def depends(self) -> dict[str, Any]:
-        """Stage, settings and inputs that the output depends on, as JSON."""
-        own = settings.identity(self.settings)
-        return {"stage": self.stage, "settings": own, "inputs": dict(self.inputs)}
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Settings and inputs for the manifest of a set; see `data.sets`."""
-        own = settings.to_json(self.settings)
-        return {"config": own, "inputs": dict(self.inputs)}
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the scope to make models in."""
@@ -311,14 +303,20 @@ def _executed(
     beam: tuple[str, ...] | None,
 ) -> dict[str, Any]:
     given = open_inputs(s)
+    written, own = settings.to_json(s), settings.identity(s)
     stage.check(s, given)
-    privacy = stage.privacy(s, given)
+    facts, privacy = stage.facts(s, given), stage.privacy(s, given)
+    certificate = stage.certificate(s, given)
     place.require(privacy, stage.name)
     with places.locked(place), places.owner_only() as umask:
         inputs = {name: one.fingerprint(place.private) for name, one in given.each()}
-        c = Context(s, given, place, privacy, inputs, stage.name)
+        c = Context(s, given, place, privacy, inputs, devices=devices, beam=beam)
+        inputs.update(stage.also(c))
         c = dataclasses.replace(
-            c, inputs={**inputs, **stage.also(c)}, devices=devices, beam=beam
+            c,
+            depends={"stage": stage.name, "settings": own, "inputs": inputs},
+            provenance={"config": written, "inputs": inputs},
+            certificate=certificate,
         )
         record = records.finished(place, c.depends)
         if record is not None:
@@ -331,7 +329,7 @@ def _executed(
             with records.timed(place) as counts:
                 with places.appearing(place, privacy, umask) as out:
                     c = dataclasses.replace(c, out=out, counts=counts)
-                    record = _made(stage, c)
+                    record = _made(stage, c, facts)
             logging.info("%s: finished", place.name)
         _clean(place)
     if "diverged" in record["result"]:
@@ -342,18 +340,18 @@ def _executed(
     return record
 
 
-def _made(stage: Stage, c: Context) -> dict[str, Any]:
+def _made(stage: Stage, c: Context, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Fills an output; returns its record."""
     result = stage.run(c) or {}
     if not (c.out / certificates.FILE_NAME).is_file():
-        records.write_certificate(c.out, stage.certificate(c.settings, c.given))
+        records.write_certificate(c.out, c.certificate)
     records.require_class(c.out, c.privacy, c.place.path)
     return records.write_stage(
         c.out,
         c.depends,
         guarantee=c.privacy.word,
-        settings=settings.to_json(c.settings),
-        facts=stage.facts(c.settings, c.given),
+        settings=c.provenance["config"],
+        facts=facts,
         result=result,
         line=stage.line(result),
     )

@@ -23,7 +23,7 @@ from tfdpsq.generator import Preprocessor, T5QueryGenerator
 from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy.proof import budget
 from tfdpsq.run.common import documents, training
-from tfdpsq.run.frame import records, settings
+from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import Artefact
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
@@ -133,11 +133,12 @@ class Finetune(training.Training):
             layers=[model],
             engine=s.engine,
         )
-        certificate = self.certificate(s, c.given)
+        model.preprocessor = preprocessor
+        model.save_to_huggingface(c.out)
         if units.private:
             lora = settings.to_json(s.lora) if s.lora.rank else "none"
             facts = {**training.training_facts(s, model), "lora": lora}
-            certificate = training.certificate_of(
+            training.certify(
                 c,
                 plan,
                 result,
@@ -146,9 +147,6 @@ class Finetune(training.Training):
                 "documents.",
                 sensitivity_argument=_ARGUMENTS[s.unit],
             )
-        model.preprocessor = preprocessor
-        model.save_to_huggingface(c.out)
-        records.write_certificate(c.out, certificate)
         return result
 
 

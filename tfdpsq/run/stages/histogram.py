@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfdpsq import privacy
 from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import corpus, documents, training
-from tfdpsq.run.frame import records, settings
+from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import setting
 from tfdpsq.validation import InputError
@@ -105,7 +105,7 @@ class Histogram(training.Training):
             clusters, sizes.tolist(), counts.tolist(), c.inputs["corpus"]
         ).save(c.out)
         argument = _OF_USERS if s.unit == "user" else _SENSITIVITY
-        certificate = training.certificate_of(
+        training.certify(
             c,
             plan,
             {"steps_executed": 1},
@@ -115,7 +115,6 @@ class Histogram(training.Training):
             "DP-SGD, in which the gradient of a row is minus its vector of counts.",
             sensitivity_argument=argument.format(unit=s.unit),
         )
-        records.write_certificate(c.out, certificate)
         return {"clusters": s.clusters, "noise_stddev": plan.noise_stddev}
 
 

@@ -71,7 +71,7 @@ class Prepare(Stage):
             for n, p in enumerate(pseudo_pairs(beir.documents(), s.seed, each))
         )
         made_from = "public documents only"
-        manifest = data_card.write_set(c, rows, None, made_from=made_from)
+        manifest = data_card.write_set(c, rows, made_from=made_from)
         # Excludes all counts of private queries: this is released.
         return {"documents": counts.documents, "queries": manifest["count"]}
 

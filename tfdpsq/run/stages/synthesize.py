@@ -136,9 +136,8 @@ class Synthesize(runner.ShardedStage):
         if c.settings.documents == "train":
             what = "which documents have private training queries, declared public"
             reads.append({"what": what, "where": "the documents of the set"})
-        certificate = self.certificate(c.settings, c.given)
         manifest = data_card.write_set(
-            c, _rows(made), certificate, c.settings.shards, private_reads=reads
+            c, _rows(made), c.settings.shards, private_reads=reads
         )
         left_out = manifest["empty_queries_left_out"]
         return {"queries": manifest["count"], "empty_queries_left_out": left_out}

@@ -32,7 +32,6 @@ from tfdpsq.data import Pair
 from tfdpsq.privacy.training import digest_of_weights
 from tfdpsq.run.common import corpus, embeddings, hard_negatives, kinds, training
 from tfdpsq.run.common.kinds import ADAPTER_FILE
-from tfdpsq.run.frame import records
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, path, setting
@@ -155,7 +154,7 @@ class TrainAdapter(training.Training):
             "schedule": "cosine",
             **{name: getattr(s, name) for name in names},
         }
-        certificate = training.certificate_of(
+        training.certify(
             c,
             plan,
             result,
@@ -163,7 +162,6 @@ class TrainAdapter(training.Training):
             description="A linear map of an encoder's query embeddings.",
             sensitivity_argument=_ARGUMENT.format(unit=s.unit),
         )
-        records.write_certificate(c.out, certificate)
         return {**result, "encoder": documents.encoder}
 
 

@@ -22,7 +22,6 @@ from tfdpsq.privacy.plan import MOST_EPSILON
 from tfdpsq.run.common import direct, hard_negatives, training
 from tfdpsq.run.common.direct import PLAIN
 from tfdpsq.run.common.kinds import MODEL
-from tfdpsq.run.frame import records
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Context, Given
 from tfdpsq.run.frame.settings import nested, setting
@@ -142,46 +141,44 @@ class TrainRetriever(training.Training):
 
     def run(self, c: Context) -> dict[str, Any]:
         """Makes the model, and trains it."""
-        s, certificate = c.settings, self.certificate(c.settings, c.given)
-        result: dict[str, Any] = {"steps_executed": 0}
-        if not _trains(s):
+        if not _trains(c.settings):
+            _save(c, _untrained(c))
+            return {"steps_executed": 0}
+        mined = hard_negatives.origin(c)
+        planned = s, units, plan = self.plan(c)
+        if s.method == PLAIN:
             model = _untrained(c)
+            direct.fit(c, s, model, units)
+            result = {"steps_executed": s.steps}
         else:
-            mined = hard_negatives.origin(c)
-            planned = s, units, plan = self.plan(c)
-            own: dict[str, Any] = {}
-            if s.method == PLAIN:
-                model = _untrained(c)
-                direct.fit(c, s, model, units)
-                result = {"steps_executed": s.steps}
-            else:
-                training.open_run(c, plan)
-                model = _untrained(c)
-                result = direct.train(c, planned, model)
-            if units.private:
-                facts = training.training_facts(s, model)
-                facts.update(direct.facts(s, model), hard_negatives=mined)
-                how, method = "directly on private pairs", s.method
-                if s.unsound:
-                    plan = privacy.make_plan(
-                        training.spec_of(s, units, epsilon=math.inf)
-                    )
-                if method == PLAIN or s.unsound:
-                    how, method = "on private pairs, unprotected", PLAIN
-                    own = {"run_id": None}
-                certificate = training.certificate_of(
-                    c,
-                    plan,
-                    result,
-                    facts,
-                    description=f"A two-tower retriever trained {how}.",
-                    sensitivity_argument=direct.ARGUMENTS[method].format(unit=s.unit),
-                    **own,
-                )
-        training.require_finite(model, s)
-        retriever.save(model, c.out / MODEL)
-        records.write_certificate(c.out, certificate)
+            training.open_run(c, plan)
+            model = _untrained(c)
+            result = direct.train(c, planned, model)
+        _save(c, model)
+        if units.private:
+            facts = training.training_facts(s, model)
+            facts.update(direct.facts(s, model), hard_negatives=mined)
+            how, method, own = "directly on private pairs", s.method, dict[str, Any]()
+            if s.unsound:
+                plan = privacy.make_plan(training.spec_of(s, units, epsilon=math.inf))
+            if method == PLAIN or s.unsound:
+                how, method = "on private pairs, unprotected", PLAIN
+                own = {"run_id": None}
+            training.certify(
+                c,
+                plan,
+                result,
+                facts,
+                description=f"A two-tower retriever trained {how}.",
+                sensitivity_argument=direct.ARGUMENTS[method].format(unit=s.unit),
+                **own,
+            )
         return result
+
+
+def _save(c: Context, model: retriever.TwoTower) -> None:
+    training.require_finite(model, c.settings)
+    retriever.save(model, c.out / MODEL)
 
 
 def _trains(s: Any) -> bool:
