@@ -34,7 +34,8 @@ def main(until: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # Keras names its backend
         import keras_nlp  # noqa: F401
 
-    from tfdpsq.run.frame import pipeline, runner, settings
+    from tfdpsq.run import jobs
+    from tfdpsq.run.frame import runner, settings
     from tfdpsq.run.stages.pipeline import STAGE
 
     for name in ("absl", "bm25s", "tensorflow"):
@@ -45,8 +46,8 @@ def main(until: str) -> None:
     )
     config = runpy.run_path(str(_CONFIGS / "notebooks.py"))["get_config"](scale)
     s = settings.from_config(STAGE.Settings, config)
-    planned = pipeline.plan(STAGE.steps(s, workdir), workdir)
-    pipeline.write_list(STAGE, s, planned, workdir)
+    planned = jobs.plan(STAGE.steps(s, workdir), workdir)
+    jobs.write_list(STAGE, s, planned, workdir)
     for stage, names in STAGES.items():
         for each in planned:
             if each.step.name.startswith(names):

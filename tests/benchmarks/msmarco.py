@@ -149,7 +149,8 @@ def run(part, home, documents):
     """Runs a part in this process; returns what it says of itself."""
     if part == "make":
         return make(home, documents)
-    from tfdpsq.run.frame import command, runner, settings
+    from tfdpsq.run import command
+    from tfdpsq.run.frame import runner, settings
     from tfdpsq.run.frame.places import Place
 
     name, changes = stages(home)[part]

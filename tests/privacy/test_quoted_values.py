@@ -119,7 +119,7 @@ def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
 @pytest.mark.parametrize(
     "first, warned",
     [
-        ("import tfdpsq.run.frame.process", False),
+        ("import tfdpsq.run.process", False),
         pytest.param("import tensorflow", True, marks=pytest.mark.slow),
     ],
 )

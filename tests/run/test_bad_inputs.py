@@ -17,7 +17,7 @@ import pytest
 from helpers import tiny
 
 from tfdpsq.data import Document, write_beir
-from tfdpsq.run.frame import command as commands
+from tfdpsq.run import command as commands
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

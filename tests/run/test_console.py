@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from helpers import forking
 
-from tfdpsq.run.frame import command
+from tfdpsq.run import command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -49,7 +49,7 @@ def test_crashing_stage_leaves_no_memory_on_disk(tmp_path):
         "import atexit, resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20))\n"
         "atexit.register(lambda: print(resource.getrlimit(resource.RLIMIT_CORE)[0]))\n"
-        "from tfdpsq.run.frame import command\n"
+        "from tfdpsq.run import command\n"
         "sys.argv = ['tfdpsq', 'prepare', '--workdir=']\n"
         "command.main()\n"
     )

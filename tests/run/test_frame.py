@@ -13,8 +13,9 @@ from helpers import tiny
 
 from tfdpsq.data import io
 from tfdpsq.data.sets import SyntheticQuery, read_synthetic, write_synthetic
+from tfdpsq.run import command, jobs
 from tfdpsq.run.common.kinds import SET, Pairs, SyntheticSet
-from tfdpsq.run.frame import command, pipeline, records, runner, settings
+from tfdpsq.run.frame import records, runner, settings
 from tfdpsq.run.frame.places import Place, Privacy
 from tfdpsq.run.frame.settings import path, setting
 from tfdpsq.run.stages import status
@@ -197,23 +198,23 @@ def test_command_line(made, tmp_path, monkeypatch, capsys):
 
 
 def test_a_job_checks_all_steps_on_promises(made, tmp_path):
-    class Twice(pipeline.Job):
+    class Twice(jobs.Job):
         name, Settings = "twice", Shorter.Settings
 
         def steps(self, s, workdir):
-            again = Shorter.Settings(pipeline.StepOutput(f"first/{SET}"), most_words=2)
+            again = Shorter.Settings(jobs.StepOutput(f"first/{SET}"), most_words=2)
             steps = {"first": s, "second": again}
-            return [pipeline.Step(name, STAGE, own) for name, own in steps.items()]
+            return [jobs.Step(name, STAGE, own) for name, own in steps.items()]
 
         def finish(self, s, planned, workdir):
             return status.survey(workdir)
 
-    first, second = pipeline.plan(Twice().steps(made, tmp_path), tmp_path)
+    first, second = jobs.plan(Twice().steps(made, tmp_path), tmp_path)
     assert second.settings.synthetic == f"{first.place.path}/{SET}"
     assert (
         second.privacy == Privacy.PUBLIC and not pathlib.Path(first.place.path).exists()
     )
-    states = pipeline.run(Twice(), made, tmp_path)
+    states = jobs.run(Twice(), made, tmp_path)
     assert [(one.name, one.state, one.detail) for one in states] == [
         ("first", "done", "kept 3"),
         ("second", "done", "kept 2"),
@@ -223,7 +224,7 @@ def test_a_job_checks_all_steps_on_promises(made, tmp_path):
     with pytest.raises(
         InputError, match="release/first is finished, but was made with"
     ):
-        pipeline.run(Twice(), changed, tmp_path)
+        jobs.run(Twice(), changed, tmp_path)
 
 
 def test_fingerprint_of_private_pairs_is_keyed(tmp_path):

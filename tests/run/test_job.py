@@ -10,8 +10,8 @@ import pytest
 from helpers import tiny, tiny_job
 
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
+from tfdpsq.run import jobs
 from tfdpsq.run.common import canary_set
-from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
 from tfdpsq.run.stages import status
 from tfdpsq.run.stages.pipeline import STAGE

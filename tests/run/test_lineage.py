@@ -7,8 +7,9 @@ import pytest
 from helpers import framed
 
 from tfdpsq.privacy import read_certificate
+from tfdpsq.run import command, jobs
 from tfdpsq.run.common.kinds import Corpus, Generator, Pairs
-from tfdpsq.run.frame import command, pipeline, settings
+from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.artefacts import MARK_FILE, Artefact, class_stated
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Given
@@ -19,7 +20,7 @@ STAGES = {
     for name in command.names()
     if name not in ("verify", "status")
 }
-STAGES = {n: s for n, s in STAGES.items() if not isinstance(s, pipeline.Job)}
+STAGES = {n: s for n, s in STAGES.items() if not isinstance(s, jobs.Job)}
 PATHS = [
     (name, setting)
     for name, stage in STAGES.items()

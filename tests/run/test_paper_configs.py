@@ -6,8 +6,8 @@ import pytest
 
 from configs.paper import retrieval as paper
 from configs.paper import tables
+from tfdpsq.run import jobs
 from tfdpsq.run.common import training
-from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
 from tfdpsq.run.stages.pipeline import STAGE
 

@@ -13,7 +13,7 @@ from helpers import tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run.frame import pipeline as jobs
+from tfdpsq.run import jobs
 from tfdpsq.run.frame import records, runner, settings
 from tfdpsq.run.stages.pipeline import STAGE
 from tfdpsq.validation import InputError

@@ -16,7 +16,8 @@ from tfdpsq import privacy
 from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator, checkpoints
-from tfdpsq.run.frame import process, runner, settings
+from tfdpsq.run import process
+from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.devices import Devices
 from tfdpsq.run.frame.places import Place
 from tfdpsq.run.stages import pretrain

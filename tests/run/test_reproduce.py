@@ -10,8 +10,8 @@ from helpers import tiny_paper, tiny_sets
 
 from configs.paper import tables as paper
 from tfdpsq import evaluation, validation
+from tfdpsq.run import jobs
 from tfdpsq.run.common import benchmark_sets, canary_set
-from tfdpsq.run.frame import pipeline as jobs
 from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.report import tables

@@ -12,8 +12,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from tfdpsq.run import command
 from tfdpsq.run.common.kinds import Corpus, Pairs
-from tfdpsq.run.frame import command, settings
+from tfdpsq.run.frame import settings
 from tfdpsq.run.frame.settings import Rule, nested, path, setting
 from tfdpsq.validation import InputError
 

@@ -7,8 +7,9 @@ import pytest
 
 from tfdpsq.data import io
 from tfdpsq.privacy import Ledger
+from tfdpsq.run import jobs
 from tfdpsq.run.common.progress import Progress
-from tfdpsq.run.frame import pipeline, records, runner
+from tfdpsq.run.frame import records, runner
 from tfdpsq.run.frame.places import PRIVATE, Place
 from tfdpsq.run.stages import status
 from tfdpsq.validation import InputError
@@ -26,7 +27,7 @@ def work(tmp_path):
     ]
     made = squares.STAGE, squares.Squares.Settings()
     runner.execute(*made, Place.of(tmp_path / "release" / "a"))
-    io.write_json(tmp_path / PRIVATE / pipeline.LIST_FILE, {"steps": steps})
+    io.write_json(tmp_path / PRIVATE / jobs.LIST_FILE, {"steps": steps})
     killed = Place.of(tmp_path / "release" / "b")
     killed.run.mkdir(parents=True)
     with Ledger(killed.run / "ledger.jsonl", "plan", "data", 120) as ledger:
@@ -62,7 +63,7 @@ def test_output_and_directory_of_outputs_have_a_state(work):
     (one,) = status.survey(work / "release" / "a")
     assert (one.name, one.state, one.stage) == ("a", "done", "squares")
     assert one.seconds == records.seconds(Place.of(work / "release" / "a"))
-    (work / PRIVATE / pipeline.LIST_FILE).unlink()
+    (work / PRIVATE / jobs.LIST_FILE).unlink()
     found = {(one.name, one.state) for one in status.survey(work)}
     assert found == {("a", "done"), ("b", "interrupted")}
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tfdpsq.run.frame import devices, process, runner
+from tfdpsq.run import process
+from tfdpsq.run.frame import devices, runner
 from tfdpsq.run.frame.places import Place
 from tfdpsq.validation import InputError
 

@@ -12,7 +12,7 @@ from helpers import plans
 
 from tfdpsq import privacy
 from tfdpsq.privacy import Ledger
-from tfdpsq.run.frame import command
+from tfdpsq.run import command
 
 _plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=4)
 

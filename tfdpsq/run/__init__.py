@@ -3,6 +3,6 @@
 import tfdpsq.stack  # noqa: F401  checks the environment first
 
 # isort: split
-import tfdpsq.run.frame.process  # noqa: F401  handles Ctrl-C from here on
+import tfdpsq.run.process  # noqa: F401  handles Ctrl-C from here on
 
 __all__ = []

@@ -1,6 +1,6 @@
 """The console command `tfdpsq STAGE ...`, equal to `python -m tfdpsq.run STAGE ...`."""
 
-from tfdpsq.run.frame.command import main
+from tfdpsq.run.command import main
 
 if __name__ == "__main__":
     main()

@@ -30,7 +30,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq.privacy import workers
-from tfdpsq.run.frame.process import Notice
+from tfdpsq.run.process import Notice
 from tfdpsq.validation import InputError
 
 _TF_CONFIG = "TF_CONFIG"

@@ -13,7 +13,7 @@ from tfdpsq.run.common import kinds
 from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.common.progress import LOG_FILE, read_points
 from tfdpsq.run.frame import records
-from tfdpsq.run.frame.pipeline import Planned
+from tfdpsq.run.jobs import Planned
 
 METRICS = ("ndcg@10", "recall@10")
 _REMEDY = "Move its directory away: it is made again."

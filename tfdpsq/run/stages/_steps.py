@@ -13,7 +13,7 @@ from tfdpsq.data import tables
 from tfdpsq.run.common import corpus
 from tfdpsq.run.common.canary_set import DATA
 from tfdpsq.run.common.kinds import PYDOCS, SET
-from tfdpsq.run.frame.pipeline import Step, StepOutput
+from tfdpsq.run.jobs import Step, StepOutput
 from tfdpsq.run.report.wording import row_part
 from tfdpsq.validation import InputError
 

@@ -29,9 +29,9 @@ from tfdpsq.run.common.hard_negatives import HardNegativesSettings
 from tfdpsq.run.common.kinds import PYDOCS, SET
 from tfdpsq.run.common.search import BM25, EMBEDDINGS
 from tfdpsq.run.frame import records, settings
-from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.places import PRIVATE, RELEASE, owner_only
 from tfdpsq.run.frame.settings import Rule, nested, setting
+from tfdpsq.run.jobs import Job, Planned, Step, StepOutput
 from tfdpsq.run.report import content, page
 from tfdpsq.run.report.wording import row_part, step_part
 from tfdpsq.run.stages import pretrain

@@ -24,8 +24,8 @@ from tfdpsq.run.common.canary_set import DATA, LEFT_OUT
 from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.common.search import BM25
 from tfdpsq.run.frame import places, records, settings
-from tfdpsq.run.frame.pipeline import Job, Planned, Step, StepOutput
 from tfdpsq.run.frame.settings import Rule, nested, setting
+from tfdpsq.run.jobs import Job, Planned, Step, StepOutput
 from tfdpsq.run.report import content, tables
 from tfdpsq.run.report.tables import RETRIEVAL, ZERO_SHOT, Row
 from tfdpsq.run.stages import pipeline

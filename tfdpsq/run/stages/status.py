@@ -14,8 +14,8 @@ import pathlib
 from tfdpsq.data import io
 from tfdpsq.run.common import progress
 from tfdpsq.run.frame import places, records, runs
-from tfdpsq.run.frame.pipeline import LIST_FILE
 from tfdpsq.run.frame.places import Place
+from tfdpsq.run.jobs import LIST_FILE
 from tfdpsq.validation import InputError
 
 

@@ -35,10 +35,11 @@ from ml_collections import config_flags
 
 from tfdpsq import validation
 from tfdpsq.data import io
-from tfdpsq.run.frame import pipeline, places, process, runner, settings
+from tfdpsq.run import jobs, process
+from tfdpsq.run.frame import places, runner, settings
 from tfdpsq.validation import InputError
 
-_STAGES = pathlib.Path(__file__).parents[1] / "stages"
+_STAGES = pathlib.Path(__file__).parent / "stages"
 _PACKAGE = "tfdpsq.run.stages"
 _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALUE ...]
 
@@ -119,8 +120,8 @@ def run(made: Any, words: Sequence[str], about: str) -> None:
     s = settings.from_config(made.Settings, config)
     place = places.Place.of(own["workdir"].value)
     with _devices(own) as devices:
-        if isinstance(made, pipeline.Job):
-            said = pipeline.run(made, s, pathlib.Path(place.path), devices, fit)
+        if isinstance(made, jobs.Job):
+            said = jobs.run(made, s, pathlib.Path(place.path), devices, fit)
         else:
             beam = tuple(rest) if "beam" in own and own["beam"].value else None
             record = runner.execute(made, s, place, devices, beam)
@@ -146,7 +147,7 @@ def _define_flags(own: flags.FlagValues, made: Any) -> None:
 
 def _parse(
     own: flags.FlagValues, made: Any, words: list[str]
-) -> tuple[Any, list[str], pipeline.Fit | None]:
+) -> tuple[Any, list[str], jobs.Fit | None]:
     """Parses all flags; returns config, words for Beam, and the config file's fit."""
     first = flags.FlagValues()
     first.set_gnu_getopt()
