@@ -13,15 +13,15 @@ Data: the embedded pydocs corpus (docstrings; summaries are the private queries)
 Another BEIR directory, or a log: add --config.data=PATH. `fit` then lowers the sizes to
 what the data allow, and has the public T5 read the documents first.
 
-squadshifts and cuts of it, one run each at ε = 8 with the sizes of `fit` and 48 steps
-of the generator, NDCG@10 over the public T5 (reranked BM25) and over public-only
-(synthetic, direct), with 95 %:
+squadshifts and cuts of it by --config.data alone, one run each at ε = 8 with the sizes
+of `fit`: NDCG@10 over the public T5 (reranked BM25) and over public-only (synthetic),
+with 95 %:
 
-| set            | reranked            | synthetic           | direct              |
-|----------------|---------------------|---------------------|---------------------|
-| 20,998 pairs   | .0034 (-.001, .007) | .0360 (.029, .043)  | .0330 (.026, .041)  |
-| 1,000 of them  | -.0001 (-.004, .003)| .0248 (.017, .032)  | .0199 (.014, .026)  |
-| 300 documents  | -.0112 (-.027, .002)| .0199 (-.013, .052) | -.0231 (-.054, .008)|
+| set            | seconds | reranked             | synthetic           |
+|----------------|---------|----------------------|---------------------|
+| 20,998 pairs   | 525     | .0051 (.001, .009)   | .0299 (.023, .038)  |
+| 1,000 of them  | 398     | .0001 (-.003, .003)  | .0242 (.017, .031)  |
+| 300 documents  | 90      | -.0081 (-.024, .005) | .0125 (-.020, .045) |
 
 Beside BM25 1,000 pairs add nothing at ε = 8. ε at which the generator of n pairs has
 the noise of pydocs at ε = 3, and at ε = 8; by the accountant, at the sizes of `fit`:
