@@ -140,12 +140,6 @@ def test_both_towers_start_from_an_encoder(encoder, tmp_path, shared):
     assert (float(tf.norm(gap)) == 0) == shared
 
 
-def test_a_preset_brings_its_vocabulary():
-    model = TwoTower.from_preset("t5_tiny_pydocs", query_length=24)
-    embedded = model.query_model(["how to sort a list", "sort"])
-    np.testing.assert_allclose(np.linalg.norm(embedded, axis=1), 1, atol=1e-6)
-
-
 def test_a_saved_retriever_is_a_preset(make_model, tmp_path):
     """As it is, or with other settings of training around its weights."""
     model = make_model(seed=3, shared=False, learned_scale=True)
@@ -209,15 +203,6 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
     noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
-
-
-def test_saving_never_overwrites(make_model, tmp_path):
-    model = make_model()
-    save(model, tmp_path / "a")
-    before = (tmp_path / "a" / "weights.index").read_bytes()
-    with pytest.raises(InputError, match="a"):
-        save(make_model(seed=1), tmp_path / "a")
-    assert (tmp_path / "a" / "weights.index").read_bytes() == before
 
 
 def test_malformed_directory_is_refused(make_model, make_config, tmp_path):
