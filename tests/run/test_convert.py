@@ -1,13 +1,11 @@
 """`convert`: each format to each, with what lies beside the weights, or nothing."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 from helpers import framed
 
-from tfdpsq import validation
 from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Backbone, T5Config
@@ -114,41 +112,6 @@ def test_dtype_and_vocabulary_are_those_asked_for(one, vocabulary, tmp_path):
     assert tensor.shape == (310, 6)
     assert '"torch_dtype": "bfloat16"' in (tmp_path / "out/config.json").read_text()
     assert (tmp_path / "out" / "spiece.model").is_file()
-
-
-def _set_nan(directory):
-    """Makes the last value of the file, a float32, no number."""
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
-
-
-def _cut(directory):
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-
-
-def _set_hidden(directory):
-    file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "d_model": 7}))
-
-
-@pytest.mark.parametrize(
-    ("damage", "messages"),
-    [
-        (_set_nan, ["model.safetensors: tensor shared.weight", "NaN"]),
-        (_cut, ["model.safetensors: ", "truncated"]),
-        (_set_hidden, ["model.safetensors: tensor ", "7]", "6]"]),
-    ],
-)
-def test_bad_input_is_named_and_nothing_is_written(one, tmp_path, damage, messages):
-    shutil.copytree(one, tmp_path / "bad")
-    damage(tmp_path / "bad")
-    with pytest.raises(validation.DataError) as caught:
-        convert(tmp_path / "bad", tmp_path / "out", "keras")
-    text = str(caught.value)
-    assert text.startswith(str(tmp_path / "bad"))
-    assert all(message in text for message in messages), text
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_vocabulary_of_another_model_is_refused(vocabulary, tmp_path):

@@ -66,9 +66,6 @@ def test_a_retriever_as_onnx_has_lengths_and_certificate(vocabulary, tmp_path, t
     assert (about["query_length"], about["document_length"]) == (10, 24)
     assert (out / "spiece.model").is_file() and (out / "tokenizer.json").is_file()
     assert read_certificate(out) == certificate
-    if towers == 2:
-        with pytest.raises(InputError, match="one encoder for both"):
-            convert(trained, tmp_path / "other", "sentence-transformers")
 
 
 def test_missing_library_is_named(generator, tmp_path, monkeypatch):
