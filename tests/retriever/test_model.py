@@ -18,14 +18,6 @@ def _ids(lengths, width, seed=0):
     return tf.constant(draw.integers(1, 60, (len(lengths), width)), tf.int32)
 
 
-def test_embeddings_are_float32_of_unit_length(model):
-    lengths = tf.constant([3, 1, 8])
-    for encode in (model.encode_queries, model.encode_documents):
-        got = encode(_ids([3, 1, 8], 8), lengths)
-        assert (got.dtype, got.shape) == (tf.float32, (3, 12))
-        np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
-
-
 def test_mixed_bfloat16_keeps_float32_weights_and_close_embeddings(
     make_model, make_batch
 ):
