@@ -197,10 +197,7 @@ def test_pairs_with_canaries_and_their_copies_are_known(base, tmp_path):
     ("name", "options", "message"),
     [
         ("release/canaries", {}, "is under release/"),
-        ("private/x", {"forms": ("secret", "else")}, r"forms\[1\] is 'else'"),
-        ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"trials": 40}, "each on a document of its own"),
-        ("private/x", {"most_pairs": -3}, "most_pairs is -3"),
         ("private/x", {"data": "{base}/private/canaries/data"}, "already holds canar"),
         ("private/x", {"coins": 9}, "coins is 9"),
     ],

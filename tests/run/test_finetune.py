@@ -206,7 +206,6 @@ def test_impossible_settings_are_refused_with_the_ledger_unpaid(base, tmp_path):
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
         ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*'"),
         ({"trained": ("*norm*",), "lora": {"rank": 2}}, "lora.rank is 2 and trained"),
-        ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"epochs": 2.0}, "epochs is 2.0 and steps 3"),
         ({"steps": 0}, "epochs is 0.0 and steps 0"),
         ({"unit": "user"}, "user_id"),  # nobody owns these queries

@@ -60,7 +60,6 @@ def _run(config, workdir):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"epsilons": (8.0, 301.0)}, r"epsilons\[1\] is 301"),
         ({"init": ""}, "init is ''"),
         ({"seed": 1, "finetune__seed": 2}, "finetune.seed is 2, which this command"),
         ({"log__seed": 2}, "log is set, but data is"),
