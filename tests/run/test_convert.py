@@ -162,8 +162,8 @@ def test_a_retriever_as_onnx_has_lengths_and_certificate(vocabulary, tmp_path, t
     assert read_certificate(out) == certificate
 
 
-def test_missing_library_is_named(one, tmp_path, monkeypatch):
+def test_missing_library_is_named(one, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2.converters", None)
     with pytest.raises(InputError, match="(?s)ctranslate2.*pip install"):
-        convert(one, tmp_path / "out", "ctranslate2")
+        convert(one, tmp_path / "out", "ctranslate2", vocabulary=vocabulary)
     assert not (tmp_path / "out").exists()
