@@ -136,14 +136,6 @@ def test_self_matches_are_kept_or_removed_as_told():
     assert "removed" in removed.rules["self_matches"]
 
 
-@pytest.mark.parametrize("run", [{}, {"q": {}}])
-def test_empty_run_scores_zero(run):
-    """BM25 for queries of another language than the documents."""
-    found = evaluate_run({"q": {"d": 1}, "p": {"d": 1}}, run, ["ndcg@10", "map"])
-    assert found.means == {"ndcg@10": 0.0, "map": 0.0}
-    assert found.missing == ("p", "q")
-
-
 def test_bad_scores_metrics_and_relevances_are_refused():
     for score in (math.nan, -math.inf, 1e39, "1"):
         with pytest.raises(InputError, match="score of document 'd7' for query 'q1'"):

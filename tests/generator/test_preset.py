@@ -5,7 +5,7 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 
-from tfdpsq.data import BeirDirectory, Tokenizer, build_pydocs
+from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.data.pydocs import public_documents
 from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.validation import InputError
@@ -80,26 +80,3 @@ def test_shipped_vocabulary_holds_no_query_of_the_benchmark(directory):
         for i in range(pieces.get_piece_size())
     }
     assert not queries & known
-
-
-@pytest.mark.slow
-def test_shipped_encoder_beats_random_weights(directory):
-    from tfdpsq import retriever
-
-    model = retriever.TwoTower.from_preset(
-        directory, embedding_dim=192, query_length=24, document_length=96
-    )
-    corpus: BeirDirectory = build_pydocs()
-    documents = list(corpus.documents())
-    place = {document.id: number for number, document in enumerate(documents)}
-    pairs = corpus.pairs("test")
-    encode = retriever.encode_texts
-    vectors = encode(model, [d.content for d in documents], "document")
-    queries = encode(model, [pair.query for pair in pairs], "query")
-    gains = []
-    for query, pair in zip(queries, pairs):
-        scores = vectors @ query
-        rank = int((scores > scores[place[pair.document_id]]).sum())
-        gains.append(1 / np.log2(rank + 2) if rank < 10 else 0.0)
-    # Each query has one document, so that its ideal gain is 1.
-    assert np.mean(gains) > 0.12

@@ -115,38 +115,3 @@ def test_held_out_rows_are_measured_with_the_wrong_document_too():
     assert found["pseudo_queries"] == pytest.approx(own.mean(), rel=1e-5)
     expected = float(trainer.losses_of(_tensors(rows), False)["contrast"])
     assert found["contrast"] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow  # test_pretrain has a preempted run
-def test_fit_goes_on_after_a_backup_to_the_same_weights(tmp_path):
-    """With dropout; the batches are functions of the step."""
-
-    def weights(stops):
-        model = _model("1.1", dropout=0.3)
-        for stop in stops:
-            trainer = pretraining.Pretrainer(model)
-            trainer.compile(tf.keras.optimizers.Adam(1e-2))
-            path = tmp_path / str(len(stops))
-            first = 2 * pretraining.epochs_in(path)
-
-            def rows(first=first, stop=stop):
-                for step in range(first, stop):
-                    yield _rows(seed=step)
-
-            signature = {
-                name: tf.TensorSpec(value.shape, value.dtype)
-                for name, value in _rows().items()
-            }
-            backup = tf.keras.callbacks.BackupAndRestore(
-                str(path), delete_checkpoint=False
-            )
-            dataset = tf.data.Dataset.from_generator(rows, output_signature=signature)
-            options = {"steps_per_epoch": 2, "epochs": stop // 2, "verbose": 0}
-            history = trainer.fit(dataset, callbacks=[backup], **options)
-            assert set(history.history) == {"loss", *pretraining.LOSSES}
-            assert int(trainer.optimizer.iterations.numpy()) == stop
-            model = _model("1.1", dropout=0.3) if stop != stops[-1] else model
-        return model.get_weights()
-
-    for one, other in zip(weights([4]), weights([2, 4])):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

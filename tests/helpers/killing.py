@@ -81,9 +81,9 @@ class Run:
         _, errors = child.communicate()
         assert child.returncode == 0, errors[-3000:]
 
-    def finish(self, *flags, status=0, environment=None, **options):
+    def finish(self, *flags, status=0, **options):
         """Lets it run to its end; what it wrote to stderr."""
-        child = self.start(*flags, environment=environment, **options)
+        child = self.start(*flags, **options)
         _, errors = child.communicate()
         assert child.returncode == status, errors[-3000:]
         return errors

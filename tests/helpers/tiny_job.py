@@ -34,7 +34,6 @@ class Job:
 
     Attributes:
       directory: its workdir; "pairs" lies beside it.
-      config: its config file.
       queries: all private queries.
       before: its stages that were finished when it was killed; see `stages`.
       table: what the restarted command printed.
@@ -42,7 +41,6 @@ class Job:
     """
 
     directory: pathlib.Path
-    config: pathlib.Path
     queries: list
     before: dict
     table: str
@@ -78,14 +76,9 @@ def make(base):
         )
     )
     before = _killed_during(config, base / "work", "generator_eps8")
-    done = command(config, base / "work")
+    done = forking.run(**_arguments(config, base / "work"))
     assert done.returncode == 0, done.stderr[-3000:]
-    return Job(base / "work", config, queries, before, done.stdout, base / "recorded")
-
-
-def command(config, directory, *options):
-    """Runs the job's command to its end."""
-    return forking.run(**_arguments(config, directory, *options))
+    return Job(base / "work", queries, before, done.stdout, base / "recorded")
 
 
 def stages(directory):
@@ -97,7 +90,7 @@ def stages(directory):
     }
 
 
-def _arguments(config, directory, *options):
+def _arguments(config, directory):
     return {
         "words": [
             sys.executable,
@@ -106,7 +99,6 @@ def _arguments(config, directory, *options):
             "pipeline",
             f"--config={config}",
             f"--workdir={directory}",
-            *options,
         ],
         "cwd": _ROOT,
         "env": {**os.environ, "PYTHONPATH": str(_ROOT)},

@@ -1,6 +1,5 @@
 """A tiny retriever, its tokenizer and pairs, shared by the tests here."""
 
-import dataclasses
 import zlib
 
 import numpy as np
@@ -8,18 +7,9 @@ import pytest
 import tensorflow as tf
 from helpers.retrieval import tensors
 
+from tfdpsq.data.texts import Pair
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever import RetrieverConfig, TwoTower, encode_pairs
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What training reads of a pair."""
-
-    query_id: str
-    query: str
-    document_id: str
-    document: str
 
 
 class WordTokenizer:
@@ -85,7 +75,7 @@ def make_rows():
         for i in range(n):
             words = [f"w{number}" for number in draw.integers(0, 500, 9)]
             query = " ".join(draw.choice(words, 4, replace=False))
-            rows.append(Row(f"q{i}", query, f"d{i}", " ".join(words)))
+            rows.append(Pair(f"q{i}", query, f"d{i}", " ".join(words)))
         return rows
 
     return make

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from helpers.retrieval import small_towers
 
-from tfdpsq.layers import dropout_seed
 from tfdpsq.retriever import cached_gradients
 from tfdpsq.validation import InputError
 
@@ -59,25 +58,6 @@ def test_cached_gradient_equals_the_plain_gradient(rows, hard, options):
     assert sum(float(tf.reduce_sum(tf.abs(g))) for g in wanted) > 1
     for one, other in zip(gradients, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_both_passes_use_the_dropout_of_a_single_pass():
-    model, batch = small_towers(dropout=0.3), _batch()
-    variables, seed = model.trainable_variables, tf.constant([3, 4], tf.int64)
-    loss, gradients = tf.function(cached_gradients)(model, batch, variables, 4, seed)
-
-    @tf.function(autograph=False)
-    def whole():
-        with dropout_seed(seed):
-            return _plain(model, batch, training=True)
-
-    expected, wanted = whole()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
-    for one, other in zip(gradients, wanted):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
-    still, _ = _plain(model, batch)
-    assert abs(float(still) - float(loss)) > 1e-3
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused():

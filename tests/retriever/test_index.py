@@ -131,13 +131,6 @@ def test_ties_go_to_the_earlier_document():
     np.testing.assert_array_equal(best.places[0], np.arange(5))
 
 
-def test_fewer_documents_than_k_come_all():
-    draw = np.random.default_rng(1)
-    chunks = [(["a", "b", "c"], _unit(draw, 3, 4)), (["d"], _unit(draw, 1, 4))]
-    best = search_chunks({"": _unit(draw, 2, 4)}, chunks, 10)[""]
-    assert sorted(best.ids[0]) == ["a", "b", "c", "d"]
-
-
 def test_results_of_parts_are_merged():
     draw = np.random.default_rng(2)
     queries, documents = {"": _unit(draw, 5, 8)}, _unit(draw, 60, 8)

@@ -1,4 +1,4 @@
-"""The softmax losses against loops in float64; and over replicas."""
+"""The softmax losses against loops in float64."""
 
 import math
 
@@ -182,45 +182,3 @@ def test_own_hard_negatives_reach_no_other_row():
         changed.negatives[0] = _unit(2, 4, draw=draw)
         moved = _among(changed, batch, shared, shared_keys)
         np.testing.assert_array_equal(moved[1:], found[1:])
-
-
-def test_replicas_see_each_others_rows(strategy_of):
-    replicas, bidirectional = 2, True
-    embeddings, batch = _case(3)
-    strategy = strategy_of(replicas)
-    share = len(batch["weights"]) // replicas
-
-    def gradient(parts, batch):
-        with tf.GradientTape() as tape:
-            tape.watch(parts)
-            losses = batch_losses(
-                Embeddings(*parts), batch, lambda cosines: 20.0 * cosines, bidirectional
-            )
-            total = tf.reduce_sum(losses)
-        return losses, tape.gradient(total, parts)
-
-    def part_of(number):
-        rows = slice(number * share, (number + 1) * share)
-        return (
-            [tf.constant(values[rows]) for values in embeddings],
-            {name: tf.constant(values[rows]) for name, values in batch.items()},
-        )
-
-    given = strategy.experimental_distribute_values_from_function(
-        lambda context: part_of(context.replica_id_in_sync_group)
-    )
-    losses, gradients = tf.function(
-        lambda given: strategy.run(gradient, args=given), autograph=False
-    )(given)
-    losses, *gradients = (
-        np.concatenate(strategy.experimental_local_results(values))
-        for values in (losses, *gradients)
-    )
-    expected, wanted = gradient(
-        [tf.constant(values) for values in embeddings],
-        {name: tf.constant(values) for name, values in batch.items()},
-    )
-    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
-    for one, other in zip(gradients, wanted):
-        assert np.abs(other).max() > 0.1
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -18,14 +18,6 @@ def _ids(lengths, width, seed=0):
     return tf.constant(draw.integers(1, 60, (len(lengths), width)), tf.int32)
 
 
-def test_embeddings_are_float32_of_unit_length(model):
-    lengths = tf.constant([3, 1, 8])
-    for encode in (model.encode_queries, model.encode_documents):
-        got = encode(_ids([3, 1, 8], 8), lengths)
-        assert (got.dtype, got.shape) == (tf.float32, (3, 12))
-        np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
-
-
 def test_mixed_bfloat16_keeps_float32_weights_and_close_embeddings(
     make_model, make_batch
 ):
@@ -69,11 +61,7 @@ def test_a_learned_scale_is_trained_and_saved(make_model, make_batch, tmp_path):
     weight = float(model.scaled.log_scale)
     assert weight > np.log(5.0) + 0.05  # sharper is better once it has learned
     save(model, tmp_path / "learned")
-    loaded = load(tmp_path / "learned")
-    assert float(loaded.scaled.log_scale) == weight
-    np.testing.assert_allclose(
-        loaded.per_example_losses(batch), model.per_example_losses(batch)
-    )
+    assert float(load(tmp_path / "learned").scaled.log_scale) == weight
 
 
 def test_first_pooling_takes_the_first_token(make_model):
@@ -140,12 +128,6 @@ def test_both_towers_start_from_an_encoder(encoder, tmp_path, shared):
     assert (float(tf.norm(gap)) == 0) == shared
 
 
-def test_a_preset_brings_its_vocabulary():
-    model = TwoTower.from_preset("t5_tiny_pydocs", query_length=24)
-    embedded = model.query_model(["how to sort a list", "sort"])
-    np.testing.assert_allclose(np.linalg.norm(embedded, axis=1), 1, atol=1e-6)
-
-
 def test_a_saved_retriever_is_a_preset(make_model, tmp_path):
     """As it is, or with other settings of training around its weights."""
     model = make_model(seed=3, shared=False, learned_scale=True)
@@ -209,15 +191,6 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_batch):
     noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
-
-
-def test_saving_never_overwrites(make_model, tmp_path):
-    model = make_model()
-    save(model, tmp_path / "a")
-    before = (tmp_path / "a" / "weights.index").read_bytes()
-    with pytest.raises(InputError, match="a"):
-        save(make_model(seed=1), tmp_path / "a")
-    assert (tmp_path / "a" / "weights.index").read_bytes() == before
 
 
 def test_malformed_directory_is_refused(make_model, make_config, tmp_path):

@@ -8,15 +8,10 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from helpers.retrieval import tensors
 
-from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.retriever import (
     HitRate,
-    ScannBruteForce,
     TwoTower,
-    as_run,
     encode_pairs,
-    load,
-    save,
 )
 
 
@@ -78,69 +73,6 @@ def model_data(arrays):
     return tf.data.Dataset.from_tensors(tensors(arrays, range(rows)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows_at_a_time", [0, 2])
-def test_fit_goes_on_from_a_backup_as_if_never_stopped(
-    make_model, make_config, make_batch, tmp_path, rows_at_a_time
-):
-    """Dropout follows from seed and step, and the data start where they stopped."""
-    t5 = dataclasses.replace(make_config().t5, dropout=0.2)
-    batches = [make_batch(seed=seed) for seed in range(6)]
-
-    def fit(epochs, start=0, callbacks=()):
-        model = make_model(t5=t5)
-        adam = tf.keras.optimizers.Adam(1e-2)
-        model.compile(adam, rows_at_a_time=rows_at_a_time, seed=5)
-        data = tf.data.Dataset.from_generator(
-            lambda: iter(batches[start:]),
-            output_signature=tf.nest.map_structure(
-                lambda v: tf.TensorSpec(v.shape, v.dtype), batches[0]
-            ),
-        )
-        model.fit(
-            data, epochs=epochs, steps_per_epoch=2, verbose=0, callbacks=[*callbacks]
-        )
-        return [weight.numpy() for weight in model.trainable_variables]
-
-    def backup():
-        return tf.keras.callbacks.BackupAndRestore(
-            str(tmp_path / "backup"), delete_checkpoint=False
-        )
-
-    whole = fit(3)
-    fit(2, callbacks=[backup()])
-    resumed = fit(3, start=4, callbacks=[backup()])
-    for one, other in zip(resumed, whole):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-
-
-def test_pages_api_trains_indexes_and_finds(make_config, make_rows, tmp_path):
-    """Texts in, texts out, by public names alone."""
-    rows = make_rows(30)
-    texts = [text for row in rows for text in (row.query, row.document)]
-    train_vocabulary(texts, 290, tmp_path / "spiece.model")
-    t5 = dataclasses.replace(make_config().t5, vocabulary_size=300)
-    towers = TwoTower(make_config(t5=t5), Tokenizer(tmp_path / "spiece.model"))
-    towers.compile(tf.keras.optimizers.Adam(1e-3))
-    towers.fit(towers.preprocessor(rows).shuffle(30, seed=0).batch(10), verbose=0)
-    save(towers, tmp_path / "saved")
-    again = load(tmp_path / "saved")
-    assert again.tokenizer.fingerprint == towers.tokenizer.fingerprint
-    documents = tf.data.Dataset.from_tensor_slices(
-        ([row.document_id for row in rows], [row.document for row in rows])
-    ).batch(8)
-    index = ScannBruteForce(again.query_model, k=3).index_from_dataset(
-        documents.map(lambda ids, texts: (ids, again.document_model(texts)))
-    )
-    scores, ids = index(tf.constant([row.query for row in rows]))
-    run = as_run([row.query_id for row in rows], scores.numpy(), ids.numpy())
-    arrays = encode_pairs(rows, towers.tokenizer, query_length=6, document_length=12)
-    embedded = towers(tensors(arrays, range(30)))
-    product = embedded["queries"].numpy() @ embedded["documents"].numpy().T
-    for row, best in zip(rows, np.argmax(product, axis=1)):
-        assert next(iter(run[row.query_id])) == rows[best].document_id
-
-
 def test_a_keras_file_holds_the_whole_retriever(make_model, tmp_path):
     model = make_model(shared=False, learned_scale=True, pooling="first")
     model.save(tmp_path / "model.keras")
@@ -163,7 +95,7 @@ def test_fit_on_two_replicas_is_fit_on_one(make_config, make_batch, logical_cpus
     ):
         with strategy.scope():
             tf.keras.utils.set_random_seed(0)
-            model = TwoTower(make_config())
+            model = TwoTower(make_config(bidirectional=True))
             model.compile(tf.keras.optimizers.SGD(0.1))
         data = tf.data.Dataset.from_tensor_slices(batch).batch(6, drop_remainder=True)
         hit_rate = HitRate({name: np.array(value) for name, value in batch.items()})

@@ -239,7 +239,6 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     [
         ({"generator": ""}, "generator is ''"),
         ({"generator": "{base}/public"}, "finetune trained from a T5"),
-        ({"members": 1}, "members is 1"),
         ({"synthetic": "{base}/pairs"}, "Give a set of queries"),
         ({"synthetic": "{base}/public_queries"}, "another certificate"),
     ],

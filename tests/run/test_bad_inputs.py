@@ -16,7 +16,6 @@ import time
 import pytest
 from helpers import tiny
 
-from tfdpsq.data import Document, write_beir
 from tfdpsq.run import command as commands
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,18 +27,13 @@ _LOG += "--config.logs.train=@/"
 ROWS = [
     # Settings: not a number, beyond a range, of another kind, not among the choices.
     (_TUNE + "--config.learning_rate=nan", "learning_rate is nan"),
-    (_TUNE + "--config.epsilon=0", "epsilon is 0"),
     (_TUNE + "--config.steps=1.5", "--config.steps=1.5"),
     (_TUNE + "--config.init=/no/such/model", "/no/such/model"),
     (_TUNE + "--config.learning_rat=1", "Did you mean learning_rate?"),
-    ("synthesize --workdir=@/out --config.top_p=1.5", "top_p is 1.5"),
     # Data.
     ("prepare --workdir=@/out --config.data=/no/such/beir", "/no/such/beir"),
     ("prepare --workdir=@/out --config.data=@/deep", "corpus.jsonl:1"),
-    # Balinese without spaces: no sentence has three words.
-    ("prepare --workdir=@/out --config.data=@/balinese", "none of its 1 documents has"),
     (_LOG + "mixed.csv", "mixed.csv:3: byte 2 of the line is 0xfc, which is not UTF-8"),
-    (_LOG + "prices.csv", "no column 'query'; it has others. Set columns to"),
     # Configs.
     ("finetune --config=@/none.py --workdir=@/out", "none.py"),
     ("mine --workdir=@/out --config=@/text.py", "no function get_config()"),
@@ -66,14 +60,9 @@ def base(tmp_path_factory):
         tiny.write_pairs(base / name, train=8, dev=2, test=2)
     deep = '{"_id": "d0", "text": ' + "[" * 100_000 + "}\n"
     (base / "deep" / "corpus.jsonl").write_text(deep)
-    text, judged = [Document("d", "", "ᬩᬮᬶᬓᬭᬗᬲᬫ᭄" * 3)], [("q", "d", 1)]
-    write_beir(
-        base / "balinese", text, [("q", "ᬩᬮᬶ")], {"train": judged, "test": judged}
-    )
     # Two files were put together.
     mixed = "query,document\ntür,a\n".encode() + "tür,b\n".encode("latin-1")
     (base / "mixed.csv").write_bytes(mixed)
-    (base / "prices.csv").write_text("item,cost\n1,2\n")
     (base / "text.py").write_text("STEPS = 3\n")
     (base / "fit.py").write_text(
         "from tfdpsq.run.stages.pipeline import STAGE\nget_config = STAGE.config\n"

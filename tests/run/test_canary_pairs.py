@@ -11,8 +11,7 @@ from helpers import framed, tiny
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run.common import canary_set
 from tfdpsq.run.common.kinds import Corpus, Pairs
-from tfdpsq.run.frame import runner
-from tfdpsq.run.frame.places import Place, Privacy
+from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.stages.canaries import STAGE
 from tfdpsq.validation import InputError
 
@@ -183,7 +182,7 @@ def test_most_pairs_keeps_a_random_share_and_all_canaries(tmp_path):
 
 
 def test_pairs_with_canaries_and_their_copies_are_known(base, tmp_path):
-    """Nothing made of them may be released, whatever its epsilon."""
+    """`test_frame` has what follows: nothing made of them may be released."""
     data = base / "private" / "canaries" / "data"
     shutil.copytree(data, tmp_path / "copy")
     for path in (str(data), str(tmp_path / "copy")):
@@ -191,30 +190,14 @@ def test_pairs_with_canaries_and_their_copies_are_known(base, tmp_path):
         assert pairs.raw and pairs.facts["canaries"]
         # Its secrets are in documents, too.
         assert Corpus.open(path, "corpus").privacy == Privacy.PRIVATE
-
-        class Trains(runner.Stage):
-            name = "trains"
-
-            def covered(self, s, given):
-                return ("pairs",)
-
-        given = runner.Given(pairs=pairs)
-        assert Trains().privacy(None, given) == Privacy.PRIVATE
-        place = Place.of(base / "release" / "generator")
-        with pytest.raises(InputError, match="private: no epsilon covers it"):
-            place.require(Trains().privacy(None, given), "finetune")
-    pairs = Pairs.open(str(base / "pairs"), "pairs")
-    assert Trains().privacy(None, runner.Given(pairs=pairs)) == Privacy.CERTIFIED
+    assert not Pairs.open(str(base / "pairs"), "pairs").facts.get("canaries")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("release/canaries", {}, "is under release/"),
-        ("private/x", {"forms": ("secret", "else")}, r"forms\[1\] is 'else'"),
-        ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"trials": 40}, "each on a document of its own"),
-        ("private/x", {"most_pairs": -3}, "most_pairs is -3"),
         ("private/x", {"data": "{base}/private/canaries/data"}, "already holds canar"),
         ("private/x", {"coins": 9}, "coins is 9"),
     ],

@@ -3,11 +3,9 @@
 import pickle
 
 import numpy as np
-import pytest
 
 from tfdpsq.data.texts import Document
 from tfdpsq.run.common.documents import DocumentClusters
-from tfdpsq.validation import InputError
 
 _SUBJECTS = (
     "river bank water boat fish flood bridge delta".split(),
@@ -50,8 +48,3 @@ def test_clusters_depend_on_the_document_alone():
     streamed = list(loaded.stream(_documents(50, seed=2)))
     assert [cluster for _, cluster in streamed] == found.tolist()
     assert [document.id for document, _ in streamed] == [f"d{n}" for n in range(50)]
-
-
-def test_too_many_clusters_are_refused():
-    with pytest.raises(InputError, match="clusters is 241, but there are 240 docu"):
-        _fitted(clusters=241)

@@ -11,7 +11,7 @@ from tfdpsq.privacy.proof.certificate import runs_of
 from tfdpsq.run.common.kinds import SET
 from tfdpsq.run.frame import runner, settings
 from tfdpsq.run.frame.places import Place
-from tfdpsq.run.stages import finetune, synthesize, train_retriever, verify
+from tfdpsq.run.stages import finetune, synthesize, verify
 from tfdpsq.validation import InputError
 
 
@@ -40,12 +40,6 @@ class _Logs:
     def continued(self, out, how, **changes):
         changes = {"epsilon": 2.0, "init": str(self.first), **changes}
         return self.generator(out, continues=how, **changes)
-
-    def retriever(self, out, **changes):
-        usual = {"embedding_dim": 16, "steps": 2, "method": "naive"}
-        usual.update(pairs=str(self.base / "february"), microbatch_size=4, **changes)
-        framed.run(train_retriever.STAGE, out, **tiny.training(self.base, **usual))
-        return read_certificate(out)
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +85,6 @@ def test_artefacts_made_from_it_carry_the_certificate_of_both(logs):
         log=str(out.parent / "synthetic" / SET),
     )
     assert mixed == certificate
-
-
-@pytest.mark.slow
-def test_retriever_continues_a_generators_encoder(logs):
-    out = logs.base / "direct" / "release" / "retriever"
-    changes = {"init": str(logs.first), "epsilon": 2.0}
-    with pytest.raises(InputError, match="continues: 'composed' counts all runs"):
-        logs.retriever(out, **changes)
-    certificate = logs.retriever(out, continues="composed", **changes)
-    assert certificate["continuation"]["runs_counted"] == 2
-    assert certificate["guarantee"]["epsilon"] > 3.0
-    assert verify_certificate(certificate).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,6 @@ def test_bfloat16_is_certified_and_rounds_no_weight(base):
     [
         ({"sampler": "shuffled"}, "sampler is 'shuffled'"),
         ({"unit": "user", "method": "microbatch"}, "unit is 'user'"),
-        ({"scale": -1.0}, "scale is -1.0"),
         # Negatives are drawn from all documents, not from those of the pairs.
         ({"negatives": 85}, "negatives is 85, but there are 84"),
         ({"method": "microbatch", "num_microbatches": 9}, "num_microbatches is 9"),

@@ -140,15 +140,6 @@ def test_private_queries_are_embedded_where_they_may_lie(base, tmp_path):
     stated = json.loads((out / "stage.json").read_text())
     assert stated["depends"]["inputs"]["queries"].startswith("keyed:")
     assert "12" not in json.dumps(stated["result"])
-    # By one encoder with the documents, for `evaluate` and `train_adapter`.
-    given = kinds.Embeddings.open(str(out), "queries")
-    queries = Embeddings(given, "queries", QUERIES)
-    documents = kinds.Embeddings.open(str(base / "embedded"), "documents")
-    require_one_encoder(Embeddings(documents, "documents", DOCUMENTS), queries)
-    keyed = stated["depends"]["inputs"]["queries"]
-    queries.require_made_of(keyed, str(base / "pairs"), "test")
-    with pytest.raises(InputError, match="not made of the queries of split 'dev'"):
-        queries.require_made_of(keyed, str(base / "pairs"), "dev")
 
 
 def test_embeddings_of_other_encoders_are_found_by_id(tmp_path):

@@ -14,7 +14,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.run.common import kinds
 from tfdpsq.run.stages.filter import STAGE
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import InputError
 
 ROWS = [
     ("sort the array in place", "d0"),
@@ -103,17 +103,12 @@ def test_bad_settings_are_named(base, tmp_path):
     """Private pairs, limits that nothing passes, or the wrong corpus."""
     judged = {"train": [("q", "d0", 1)]}
     write_beir(tmp_path / "part", [Document("d0", "", TEXTS[0])], [("q", "x")], judged)
-    shutil.copytree(base / "corpus", tmp_path / "twice")
-    with (tmp_path / "twice" / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d2", "title": "", "text": "another"}\n')
     for options, message in (
         ({"synthetic": str(base / "corpus")}, "Give a set of queries"),
         ({"min_words": 5, "max_words": 3}, "no query passes"),
         ({"min_words": 99}, "no query of .*set passes; .* {'words': 7}"),
         ({"corpus": str(tmp_path / "part"), "round_trip": 1}, "'d1', which"),
-        # Whichever of the two were meant, the rank would be of one of them alone.
-        ({"corpus": str(tmp_path / "twice"), "round_trip": 1}, "'d2'"),
     ):
-        with pytest.raises((InputError, DataError), match=message):
+        with pytest.raises(InputError, match=message):
             _filter(base, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists(), options

@@ -3,6 +3,7 @@
 import collections
 import datetime
 import gzip
+import importlib
 import json
 import re
 import shutil
@@ -14,11 +15,46 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers import framed, tiny
-from helpers.import_logs import NAMES, ROWS, STAGE, TRAIN_ALONE, dicts, run
 
 from tfdpsq.data import BeirDirectory, importing, texts
+from tfdpsq.run.frame import records
 from tfdpsq.run.frame.artefacts import MARK_FILE
+from tfdpsq.run.frame.places import Place
 from tfdpsq.validation import InputError
+
+STAGE = importlib.import_module("tfdpsq.run.stages.import").STAGE
+
+# The third row repeats the first; the fourth is another user's, with the same text.
+ROWS = [
+    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-01-05"),
+    ("boil an egg", "Eggs take six minutes.\nSeven, if cold.", "bob", "2026-02-01"),
+    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-03-01"),
+    ("how to knit a sock", 'Wool "of sheep", spun.', "bob", "2026-04-01"),
+    ("  ", "Eggs take six minutes.", "cat", "2026-01-01"),
+    ("grüne Erbsen", "Peas are green.", "cat", "2026-05-01"),
+]
+NAMES = ("asked", "clicked", "who", "when")
+TRAIN_ALONE = {"dev_share": 0.0, "test_share": 0.0}
+
+
+def dicts(rows=ROWS):
+    """Returns the log's rows by column."""
+    return [dict(zip(NAMES, row)) for row in rows]
+
+
+def run(out, log, **changes):
+    """Imports a log, with `__` for dots in `changes`; returns its counts."""
+    settings = {}
+    usual = {"columns__query": "asked", "columns__document": "clicked"}
+    usual |= {"logs__train": str(log), "log_documents_are_public": True}
+    for name, value in {**usual, **changes}.items():
+        *path, last = name.split("__")
+        node = settings
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    framed.run(STAGE, out, **settings)
+    return records.read_private(Place.of(out))["counts"]
 
 
 def _write_text(path, separator, quote):

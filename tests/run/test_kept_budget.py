@@ -6,9 +6,8 @@ from helpers import framed, tiny
 
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.privacy import Preempted, read_certificate, read_ledger, verify_certificate
+from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.run.common import training
-from tfdpsq.run.common.progress import Progress
 from tfdpsq.run.frame import records
 from tfdpsq.run.stages import finetune
 from tfdpsq.validation import InputError
@@ -83,26 +82,3 @@ def test_failure_after_the_last_step_is_mended_for_free(base, tmp_path, monkeypa
     certificate = read_certificate(out)
     assert certificate["accounting"]["steps_executed"] == STEPS
     assert certificate["run_id"] == _paid(out).run
-
-
-@pytest.mark.slow
-def test_paid_run_goes_on_with_a_smaller_microbatch(base, tmp_path, monkeypatch):
-    """Where memory was too small, say. Other settings may not change."""
-    out, call = tmp_path / "generator", Progress.__call__
-
-    def ends(self, step, loss):
-        call(self, step, loss)
-        if step == 3:
-            raise Preempted(step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "__call__", ends)
-        with pytest.raises(Preempted):
-            _run(base, out)
-    assert _paid(out).steps_paid == 3
-    with pytest.raises(InputError, match="has paid 3 steps with other settings"):
-        _run(base, out, learning_rate=0.5)
-    record = _run(base, out, microbatch_size=4)
-    assert _paid(out).steps_paid == STEPS
-    assert record["result"] == {"steps_executed": STEPS}
-    assert read_certificate(out)["run_id"] == _paid(out).run

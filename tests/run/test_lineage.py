@@ -8,9 +8,9 @@ from helpers import framed
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import command, jobs
-from tfdpsq.run.common.kinds import Corpus, Generator, Pairs
+from tfdpsq.run.common.kinds import Generator, Pairs
 from tfdpsq.run.frame import settings
-from tfdpsq.run.frame.artefacts import MARK_FILE, Artefact, class_stated
+from tfdpsq.run.frame.artefacts import Artefact, class_stated
 from tfdpsq.run.frame.places import Privacy
 from tfdpsq.run.frame.runner import Given
 from tfdpsq.validation import DataError, InputError
@@ -80,12 +80,6 @@ def test_model_copied_without_its_certificate_is_known_as_derived(tmp_path):
         Generator.open(str(tmp_path / "copy"), "init")
     with pytest.raises(DataError, match="certificate.json: missing"):
         read_certificate(tmp_path / "copy")
-
-
-def test_documents_of_canaries_are_private_wherever_they_lie(tmp_path):
-    (tmp_path / "corpus.jsonl").write_text("{}")
-    (tmp_path / MARK_FILE).write_text("")
-    assert Corpus.open(str(tmp_path), "corpus").privacy == Privacy.PRIVATE
 
 
 @pytest.mark.parametrize("name", ["stage.json", "private.json", "manifest.json"])

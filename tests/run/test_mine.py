@@ -182,17 +182,13 @@ def test_what_is_mined_for_a_set_with_a_certificate_has_it(base, tmp_path):
 
 
 def test_bad_negatives_are_refused_before_any_training(base, tmp_path):
-    def given(hits, **options):
-        mined = tmp_path / f"mined{len(list(tmp_path.iterdir()))}"
-        shutil.copytree(base / "mined_public", mined)
-        write_trec_run(mined / mine.RUN_FILE, hits)
-        return {"run": str(mined), "corpus": str(base / "pairs"), **options}
-
+    absent = shutil.copytree(base / "mined_public", tmp_path / "absent")
+    write_trec_run(absent / mine.RUN_FILE, {"genQ0": {"d999": 1.0}})
     corpus = {"corpus": str(base / "pairs")}
     private = {"pairs": str(base / "pairs"), "epsilon": 8.0}
     mined = {"hard_negatives": {"run": str(base / "private" / "mined")}}
     for options, message in (
-        ({"hard_negatives": given({"genQ0": {"d999": 1.0}})}, "Set corpus to mine's"),
+        ({"hard_negatives": {"run": str(absent), **corpus}}, "Set corpus to mine's"),
         ({"hard_negatives": {"run": "none.trec", **corpus}}, "none.trec"),
         # A set that no query had a part in would be trained on what is private.
         (

@@ -3,17 +3,15 @@
 import dataclasses
 import json
 import os
-import pathlib
 import stat
 
 import pytest
-from helpers import framed, tiny
+from helpers import framed
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.frame import places, records, runner, settings
 from tfdpsq.run.frame.artefacts import Artefact, class_stated
 from tfdpsq.run.frame.places import Place, Privacy
-from tfdpsq.run.stages import prepare
 from tfdpsq.validation import DataError, InputError
 
 _FINITE = framed.certificate(8.0)
@@ -208,23 +206,3 @@ def test_damaged_key_makes_no_fingerprint(tmp_path, content):
     (tmp_path / records.KEY_FILE).write_bytes(content)
     with pytest.raises(DataError, match=records.KEY_FILE):
         records.keyed_fingerprint("a", tmp_path)
-
-
-def test_what_prepare_releases_depends_on_no_private_query(tmp_path):
-    """With other queries, more of them, and other judgements: the same bytes."""
-    pairs, found = tmp_path / "pairs", []
-    tiny.write_pairs(pairs, train=12, dev=4, test=4)
-    for name in ("one", "two"):
-        out = tmp_path / name / "release" / "prepare"
-        framed.run(prepare.STAGE, out, data=str(pairs), vocabulary_size=0)
-        files = {p.relative_to(out): p for p in out.rglob("*") if p.is_file()}
-        texts = {name: path.read_bytes() for name, path in files.items()}
-        stage = json.loads(texts.pop(pathlib.Path("stage.json")))
-        del stage["run"]  # random
-        found.append((texts, stage))
-        queries = (pairs / "queries.jsonl").read_text().replace("who ", "what ")
-        added = json.dumps({"_id": "added", "text": "one more"}) + "\n"
-        (pairs / "queries.jsonl").write_text(queries + added)
-        with (pairs / "qrels" / "train.tsv").open("a") as qrels:
-            qrels.write("added\td1\t1\n")
-    assert found[0] == found[1]

@@ -2,20 +2,115 @@
 
 import functools
 import html
+import html.parser
 import json
 import math
 import re
 
 import pytest
 from helpers import plans
-from helpers import report_page as _page
 
 from tfdpsq.run.common import data_card
 from tfdpsq.run.report import page as report_module
 from tfdpsq.run.report import wording
 
-ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
-_write, _text, _tags = _page.write, _page.text, _page.tags
+ATTACK = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & 'q'"
+
+
+def _row(name, epsilon, ndcg, difference=None):
+    used = "unprotected" if epsilon == math.inf else "protected"
+    return {
+        "name": name,
+        "label": name.replace("_", " "),
+        "private_data": "none" if epsilon is None else used,
+        "epsilon": epsilon,
+        "ndcg@10": ndcg,
+        "ndcg@10_ci": [ndcg - 0.01, ndcg + 0.01],
+        "recall@10": 2 * ndcg,
+        "recall@10_ci": [2 * ndcg - 0.02, 2 * ndcg + 0.02],
+        "difference_to_public_only": difference,
+    }
+
+
+def _report(**changes):
+    worse = {"difference": -0.054, "low": -0.066, "high": -0.042}
+    steps = list(range(0, 1000, 10))
+    return {
+        "created": "2026-11-21 10:00",
+        "rows": [
+            _row("bm25", None, 0.397),
+            _row("public_only", None, 0.114),
+            _row("original", math.inf, 0.167),
+            _row("synthetic_dp", 7.983, 0.06, worse),
+        ],
+        "losses": {
+            "Generator": {"T5, ε = 8": (steps, [9 - s / 200 for s in steps])},
+            "Retriever": {"original": (steps, [4.0 for _ in steps])},
+        },
+        "spent": {"T5, ε = 8": (steps, [0.008 * s for s in steps])},
+        "queries": 12,
+        "examples": [
+            {
+                "document": "Return the sorted list.",
+                "original_query": "sort a list",
+                "synthetic": {"ε = 8": ["return list", ""], "ε = ∞": []},
+            }
+        ],
+        "certificates": {},
+        "similarity": {"ε = 8": {"queries": 9, "bleu": 3.21}},
+        "audits": {},
+        "seconds": {"finetune": 421.0, "evaluate": 3.2},
+        "peak_memory_gib": 5.4,
+        "versions": {"tensorflow": "2.15.1"},
+        "fingerprints": {"data": "ab12"},
+        "notes": ["One seed."],
+        **changes,
+    }
+
+
+def _write(tmp_path, **changes):
+    path = tmp_path / "report.html"
+    report_module.write_report(path, _report(**changes))
+    return path.read_text(encoding="utf-8")
+
+
+def _text(page):
+    """Returns the visible text: no tags, no style, one space between words."""
+    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    page = re.sub(r"<[^>]+>", " ", page)
+    return " ".join(html.unescape(page).split())
+
+
+class _Tags(html.parser.HTMLParser):
+    """Collects tags and attributes, and checks that every tag is closed."""
+
+    VOID = ("meta", "br", "img", "hr", "link")
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *attr) for attr in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *attr) for attr in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def _tags(page):
+    parser = _Tags()
+    parser.feed(page)
+    assert parser.open == []
+    return parser
+
+
 _plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=20)
 
 
@@ -202,19 +297,18 @@ def test_releasing_several_artefacts_adds_up(tmp_path):
 # -- Leaks, similarity, and queries won and lost -------------------------------------
 
 
-def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions=100):
-    units = 1 if unit == "user" else repetitions
+def _audit(epsilon, bound):
     entry = {
         "form": "all",
-        "repetitions": repetitions,
-        "units": units,
+        "repetitions": 100,
+        "units": 100,
         "ranks": [1, 1, 4],
         "candidates": 100,
-        "mean_rank": mean_rank,
+        "mean_rank": 40.0,
         "chance": 50.5,
-        "p_value": p_value,
+        "p_value": 0.2,
         "exposure": [6.6, 6.6, 4.6],
-        "leaked": leaked,
+        "leaked": 0.0,
         "epsilon_pure": 0.0159,
     }
     bounds = {"epsilon": bound, "correct": 90, "guesses": [50, 50], "canaries": 1000}
@@ -224,7 +318,7 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions
         "epsilon_certified": epsilon,
         "adjacency": "add or remove",
         "delta": 1e-5,
-        "unit": unit,
+        "unit": "query",
         "confidence": 0.95,
         "canaries": [{**entry, "form": "secret"}, entry],
         "one_run": {"generator": bounds},
@@ -235,7 +329,7 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions
 def test_a_bound_above_the_certificate_is_an_alarm(tmp_path):
     """It shows that what was certified is not what ran; but not where a canary that is
     left out makes room for another unit: two move the sum."""
-    audited = _audit(3.0, 40.0, 0.2, 3.4, 0.0)
+    audited = _audit(3.0, 3.4)
     assert "do not release" in _text(_write(tmp_path, audits={"T5": audited}))
     audited["adjacency"] = "… (zero-out)"
     assert "do not release" not in _text(_write(tmp_path, audits={"T5": audited}))

@@ -1,7 +1,7 @@
 """Sets are equal to the last byte, whichever process makes their shards.
 
-By one command, killed and started again, on two devices, or on Beam. `test_shards` has
-the rules without models.
+By one command, on two devices, or on Beam. `test_shards` has the rules without models,
+and `test_frame` a pass that is killed and goes on.
 """
 
 import pathlib
@@ -62,28 +62,6 @@ def whole(base):
 
 def test_size_of_shards_changes_nothing(base, whole, tmp_path):
     assert _run(base, tmp_path / "one", changes={"shard_documents": 100}) == whole
-
-
-def test_pass_killed_in_a_shard_goes_on_where_it_was(base, whole, tmp_path):
-    start, made = synthesize.Synthesize.start, []
-
-    def dies(self, c):
-        make = start(self, c)
-
-        def make_or_die(index, out):
-            made.append(index)
-            make(index, out)
-            if len(made) == 3:
-                raise KeyboardInterrupt
-
-        return make_or_die
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthesize.Synthesize, "start", dies)
-        with pytest.raises(KeyboardInterrupt):
-            _run(base, tmp_path / "out")
-        assert _run(base, tmp_path / "out") == whole
-    assert made == [0, 1, 2, 2, 3, 4]
 
 
 def test_two_devices_write_the_set_of_one(base, whole, tmp_path, on_two_devices):

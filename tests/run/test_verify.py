@@ -18,15 +18,6 @@ _plan = functools.partial(plans.plan, num_units=2000, batch_size=100, steps=4)
 
 
 @pytest.fixture
-def unprotected(tmp_path):
-    """The path of an unprotected run's certificate."""
-    certificate = plans.certificate(_plan(epsilon=float("inf")))
-    path = tmp_path / "unprotected.json"
-    path.write_text(json.dumps(certificate))
-    return str(path)
-
-
-@pytest.fixture
 def made(tmp_path):
     """A true certificate, its ledger, and a function that writes an edited copy."""
     plan = _plan(epsilon=1.0, accountant="pld")
@@ -100,8 +91,10 @@ def test_ledger_of_other_steps_exits_with_1(made, tmp_path, capsys):
     assert code == 1 and "paid steps 4, but the ledger 1" in out
 
 
-def test_unprotected_run_guarantees_nothing(unprotected, capsys):
-    code, out, _ = _exit(capsys, unprotected)
+def test_unprotected_run_guarantees_nothing(tmp_path, capsys):
+    path = tmp_path / "unprotected.json"
+    path.write_text(json.dumps(plans.certificate(_plan(epsilon=float("inf")))))
+    code, out, _ = _exit(capsys, str(path))
     assert code == 0 and "epsilon inf" in out and "holds" not in out
 
 
