@@ -13,7 +13,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.layers import LoRADense
+from tfdpsq.layers import Folded, LoRADense
 from tfdpsq.privacy import fast
 
 keras = tf.keras
@@ -224,6 +224,12 @@ def _einsums():
     )
 
 
+def _folded():
+    """Each position by itself to the layer, all of them one example's."""
+    inner = keras.Sequential([layers.Dense(3, "tanh"), layers.Dense(2)])
+    return keras.Sequential([Folded(inner)])
+
+
 def _lora():
     """Updates in a model inside a model, and of a layer used twice."""
     inner = keras.Input([None, 6])
@@ -252,6 +258,7 @@ MODELS = {
     "depthwise": (_separable, _floats(6, 5, 3)),
     "einsum": (_einsums, _floats(5, 4)),
     "einsum, vectors": (_einsums_of_vectors, _floats(5, 4)),
+    "folded": (_folded, _floats(5, 4)),
     "lora": (_lora, _floats(5, 4)),
     "attention": (Block, _ids(11, 7)),
     "masked": (Masked, _ids(7, 5)),
@@ -303,16 +310,17 @@ def losses(model, x):
 
 def naive(twin, x):
     """Every example's gradient from a batch of its own, per weight, float64."""
+    return by_row(lambda rows: losses(twin, x[rows]), twin.trainable_variables, len(x))
+
+
+def by_row(losses_of, variables, rows):
+    """Each row's gradient per weight, [rows, ...]; `losses_of` takes a slice of one."""
     gradients = []
-    for row in range(len(x)):
+    for row in range(rows):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(losses(twin, x[row : row + 1]))
-        gradients.append(
-            [
-                tf.convert_to_tensor(g).numpy()
-                for g in tape.gradient(loss, twin.trainable_variables)
-            ]
-        )
+            loss = tf.reduce_sum(losses_of(slice(row, row + 1)))
+        found = tape.gradient(loss, variables)
+        gradients.append([tf.convert_to_tensor(g).numpy() for g in found])
     return [np.stack(per_weight) for per_weight in zip(*gradients)]
 
 

@@ -79,7 +79,6 @@ def test_own_document_is_recognized_at_any_length():
 
 
 def test_gradient_equals_central_differences():
-    """Every term's: against central differences of the naive float64 loss."""
     documents, queries = _vectors(0, 2, 4), _unit(_vectors(1, 2, 4))
     hard, negatives = _vectors(2, 2, 3, 4), _vectors(3, 6, 4)
     given = np.concatenate([documents[:, np.newaxis], hard], axis=1)

@@ -18,9 +18,10 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.evaluation import audit_one_run, audit_two_hypotheses
-from tfdpsq.privacy import PrivacySpec, RunKey, make_logical_step, make_plan, train
+from tfdpsq.privacy import PrivacySpec, RunKey, make_logical_step, make_plan
 
 CLIP_NORM = 0.5
 SEED = 0x2545F4914F6CDD1D9E3779B97F4A7C15  # as large as real ones
@@ -48,14 +49,13 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
     used = _with_noise(plan, factor)
     # SGD with the expected batch size as learning rate: the weights are the sum of
     # all noised sums.
-    train(
+    plans.trained(
         used,
         lambda batch: -3.0 * CLIP_NORM * layer(batch["canary"])[:, 0],
-        layer.trainable_variables,
-        tf.keras.optimizers.SGD(used.spec.batch_size),
-        lambda rows: {"canary": present[rows]},
+        [layer],
+        {"canary": present},
         microbatch_size,
-        layers=[layer],
+        tf.keras.optimizers.SGD(used.spec.batch_size),
         units=len(present),
         seed=SEED,
     )

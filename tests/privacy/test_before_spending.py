@@ -7,6 +7,7 @@ import traceback
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import plans
 from helpers.dense_runs import check
 from helpers.small_runs import (
     interrupted_at,
@@ -24,7 +25,6 @@ from tfdpsq.privacy import (
     discard_state,
     make_plan,
     read_ledger,
-    train,
     workers,
 )
 from tfdpsq.privacy.batches import unquoted_values
@@ -162,16 +162,13 @@ def test_run_goes_on_with_the_layers_that_it_began_with(tmp_path, monkeypatch):
         )
         model.build([None, 3])
         model.layers[0].set_weights([np.eye(3), np.full([3], frozen)])
-        return train(
+        return plans.trained(
             plan,
             lambda batch: model(batch["x"], training=True)[:, 0],
-            model.trainable_variables,
-            tf.keras.optimizers.SGD(0.1),
-            lambda at: {"x": data[at]},
+            [model],
+            {"x": data},
             microbatch,
-            layers=[model],
             directory=tmp_path,
-            data_fingerprint="twelve rows",
             on_step=interrupted_at(1) if stops else None,
         )
 
@@ -269,11 +266,11 @@ def test_validation_data_are_evaluated_before_a_step_and_not_quoted(tmp_path):
     bad = ids.copy()
     bad[3] = 4711
 
-    def run(validation):
+    def run(validation, **options):
         parts = [tf.keras.layers.Embedding(9, 1), tf.keras.layers.Flatten()]
         private = PrivateModel(tf.keras.Sequential(parts), plan, 4)
         loss = tf.keras.losses.MeanSquaredError(reduction="none")
-        private.compile(tf.keras.optimizers.SGD(0.1), loss)
+        private.compile(tf.keras.optimizers.SGD(0.1), loss, **options)
         private.fit(ids, ones, directory=tmp_path, validation_data=(validation, ones))
         return private.steps_executed
 
@@ -282,6 +279,8 @@ def test_validation_data_are_evaluated_before_a_step_and_not_quoted(tmp_path):
     ) as caught:
         run(bad)
     assert "4711" not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises((ValueError, TypeError)):
+        run(ids, metrics=["acuracy"])
     assert not (tmp_path / "ledger.jsonl").exists()
     assert run(ids) == 4
 

@@ -243,16 +243,6 @@ def test_a_fit_goes_on_in_its_directory_with_its_data_only(tmp_path):
     assert again.steps_executed == 8
 
 
-class _Infinite(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that is infinite where a step is compiled; checks call it outside."""
-
-    def __call__(self, step):
-        return math.inf if tf.inside_function() else 0.05
-
-    def get_config(self):
-        return {}
-
-
 def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     """When it ended was decided by noised weights: steps that ran are too few.
 
@@ -261,7 +251,7 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     plan = _plan()
     private = PrivateModel(_functional(), plan, microbatch_size=8)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
-    private.compile(plans.optimizer(_Infinite()), loss)
+    private.compile(plans.optimizer(plans.Breaks(0)), loss)
     with pytest.raises(Diverged) as ended:
         private.fit(*_data(), directory=tmp_path)
     assert (ended.value.diverged_at, ended.value.weights_of) == (1, 0)

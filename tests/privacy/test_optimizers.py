@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers import plans
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
-from tfdpsq.privacy import ENGINES, RunKey, engines, make_logical_step, train
+from tfdpsq.privacy import ENGINES, RunKey, engines, make_logical_step
 from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.randomness.noise import draw_key, integers
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
@@ -318,10 +318,28 @@ def test_optimizers_that_the_plan_does_not_account_for_are_refused(make, message
         require_new(make(), 50)
 
 
-def test_an_unknown_engine_is_refused():
-    model = _Regression()
-    with pytest.raises(InputError, match="engine is 'ghost'; choose one of"):
-        _run_steps(model, _plan(), plans.optimizer(), "ghost", [])
+@pytest.mark.parametrize(
+    "microbatch_size, options, message",
+    [
+        (2, {"engine": "rowwise"}, "one unit at a time"),
+        (2, {"layers": []}, "needs layers"),
+        (5, {}, "a multiple of 5"),
+        (0, {}, "microbatch_size"),
+        (2, {"engine": "ghost"}, "engine is 'ghost'; choose one of"),
+    ],
+)
+def test_step_names_what_does_not_fit(microbatch_size, options, message):
+    model, plan = _Regression(), _plan()
+    with pytest.raises(InputError, match=message):
+        step = make_logical_step(
+            plan,
+            model.per_example_losses,
+            model.variables,
+            plans.optimizer(),
+            microbatch_size,
+            **{"layers": model.layers, **options},
+        )
+        step(*_batch(*_linear_rows(5, 3, 8), 8), [], RunKey(plan, 1).step_keys(0))
 
 
 def test_without_tensorflow_privacy_engine_fast_takes_the_same_step(monkeypatch):
@@ -390,13 +408,6 @@ def test_a_loss_of_groups_must_keep_to_its_group():
         return tf.square(scores - tf.reduce_mean(scores))
 
     with pytest.raises(InputError, match="rows read others"):
-        train(
-            plan,
-            coupled,
-            [layer.kernel],
-            plans.optimizer(0.1),
-            lambda rows: {"x": x[rows]},
-            plan.max_rows,
-            layers=[layer],
-            engine="vectorized",
+        plans.trained(
+            plan, coupled, [layer], {"x": x}, plan.max_rows, engine="vectorized"
         )

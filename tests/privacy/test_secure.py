@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from helpers import plans
 
-from tfdpsq.privacy import RunKey, checkpoint, train
+from tfdpsq.privacy import RunKey, checkpoint
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import PURPOSES, SecureSource, SecureStream
@@ -83,16 +83,8 @@ def test_tensorflow_is_given_seeds_of_subkeys_of_their_own(monkeypatch):
     layer = tf.keras.layers.Dense(1, use_bias=False)
     layer.build([None, 3])
     monkeypatch.setattr(tf.random, "set_seed", given.append)
-    train(
-        plan,
-        lambda batch: layer(batch["x"])[:, 0],
-        [layer.kernel],
-        plans.optimizer(),
-        lambda at: {"x": np.ones([len(at), 3], np.float32)},
-        10,
-        layers=[layer],
-        seed=seed,
-    )
+    rows = {"x": np.ones([20, 3], np.float32)}
+    plans.trained(plan, lambda b: layer(b["x"])[:, 0], [layer], rows, 10, seed=seed)
     low = (1 << 63) - 1
     half, other = (
         int.from_bytes(_subkey(seed, purpose)[:16], "big")

@@ -193,7 +193,6 @@ def test_draws_of_other_seeds_are_independent():
 
 @pytest.mark.parametrize("secure, sound", [(0, True), (1, True), (None, False)])
 def test_truncation_keeps_a_uniformly_random_subset(secure, sound):
-    """And in random order; a sampler that keeps the first rows is rejected."""
     sampler = PoissonSampler(10, 0.9, 3, seed=SecureSource(1) if secure else 1)
     kept = collections.Counter()
     random = np.random.default_rng(0)

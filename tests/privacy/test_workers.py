@@ -1,6 +1,5 @@
 """Two worker processes over loopback: one run, one ledger, one noise."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -21,7 +20,6 @@ _CHILD = pathlib.Path(__file__).parents[1] / "helpers/worker_child.py"
 
 def _start(base, options=((), ())):
     """Two workers, each with a directory of its own; only the chief's counts."""
-    cluster = {"worker": killing.addresses(2)}
     return [
         forking.Command(
             [
@@ -34,12 +32,10 @@ def _start(base, options=((), ())):
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                "TF_CONFIG": json.dumps(
-                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                ),
+                **variables,
             },
         )
-        for index in range(2)
+        for index, variables in enumerate(killing.cluster(2))
     ]
 
 
