@@ -92,7 +92,7 @@ Each row of a user is clipped by itself, so that the user's k rows add k·C.
 + rows_per_unit=1,
 
 A user's rows are dealt to several replicas, each of which clips its part at C.
-@ privacy/batches.py privacy/test_trajectories.py
+@ privacy/step.py privacy/test_trajectories.py
 - microbatches = values.reshape(-1, microbatch_size, *
 + microbatches = values.reshape(-1, 1, *
 
