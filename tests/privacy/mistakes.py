@@ -471,17 +471,17 @@ A ledger goes on with other private data than it was opened for.
 - ("the private data", found.data, wanted.data),
 
 A resumed run samples by a fresh seed and repeats paid steps on other rows.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - plan.sampler(count, key.sampler, groups)
 + plan.sampler(count, None, groups)
 
 A resumed run repeats paid steps with fresh noise, which can be averaged.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - RunKey(plan, kept.secrets.seed if kept is not None else seed)
 + RunKey(plan, seed)
 
 A resumed run starts from fresh optimizer slots.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - restored = [*variables, *slots, *state]
 + restored = [*variables, *state]
 

@@ -58,15 +58,6 @@ def test_rounding_never_makes_epsilon_by_pld_too_small(sigma, releases, delta):
     assert _gaussian_delta(math.sqrt(releases) / sigma, by_rdp) <= delta
 
 
-def test_event_of_poisson_and_of_shuffled_batches():
-    one = dp_accounting.GaussianDpEvent(1.5)
-    shuffled = dp_accounting.SelfComposedDpEvent(one, 3)
-    assert accounting.training_event(1.5, 1.0, 3) == shuffled
-    sampled = dp_accounting.PoissonSampledDpEvent(0.1, one)
-    poisson = dp_accounting.SelfComposedDpEvent(sampled, 7)
-    assert accounting.training_event(1.5, 0.1, 7) == poisson
-
-
 def _sampled_delta(sigma, probability, epsilon):
     """The δ of one Poisson-sampled Gaussian release at ε, a unit removed."""
     excess = math.expm1(epsilon) / probability  # of the likelihood ratio above 1

@@ -324,16 +324,3 @@ def test_numbers_drawn_from_a_state_are_found(draw):
     data = {"x": np.ones([8, 3], np.float32)}
     with pytest.raises(InputError, match="cannot repeat"):
         check(losses, data, layer.trainable_variables, [layer])
-
-
-def test_random_layers_of_keras_can_be_repeated():
-    model = tf.keras.Sequential(
-        [
-            tf.keras.layers.Dropout(0.5, input_shape=[3]),
-            tf.keras.layers.Dense(1),
-            tf.keras.layers.GaussianNoise(0.1),
-        ]
-    )
-    data = {"x": np.arange(24, dtype=np.float32).reshape(8, 3)}
-    losses = lambda b: model(b["x"], training=True)[:, 0]  # noqa: E731
-    check(losses, data, model.trainable_variables, [model])

@@ -288,15 +288,6 @@ def test_a_multiplier_allows_no_row_to_read_others():
         wide_run(_hardest_eight, plan=plan, engine="vectorized")
 
 
-@pytest.mark.parametrize(
-    "engine", ["fast", pytest.param("dpkeras", marks=pytest.mark.slow)]
-)
-def test_rows_that_a_layer_makes_random_add_up(engine):
-    """Also where a NaN makes the step take rows one by one: each keeps its masks."""
-    noisy = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
-    wide_run(squared, noisy, engine)
-
-
 def _sums(losses, model, batch, engine):
     """The clipped sums of eight rows, flat, and whether all rows were finite."""
     variables = model.trainable_variables

@@ -186,13 +186,6 @@ def test_warnings_and_reads_of_earlier_runs_stand_in_the_last_certificate():
 # -- Totals with other releases --------------------------------------------------
 
 
-def test_parent_released_besides_costs_nothing_more(kinds):
-    for child in kinds.values():
-        found = _total(child, child["earlier"][0])
-        assert found.epsilon_pld == pytest.approx(_stated(child), rel=1e-9)
-        assert (found.runs, found.delta) == (2, 1e-5)
-
-
 def test_plan_within_leaves_what_was_released_before_its_share():
     """Of one ε for both, by the spec's accountant; little of it may be spent before."""
     small = dataclasses.replace(_BY_RDP, epsilon=0.3)

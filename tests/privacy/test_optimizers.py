@@ -93,7 +93,7 @@ def _batch(x, y, count):
     return {name: tf.constant(v) for name, v in values.items()}, tf.constant(count)
 
 
-def _run_steps(model, plan, optimizer, engine, batches, microbatch=4):
+def _step_of(model, plan, optimizer, engine, microbatch, jit=False):
     step = make_logical_step(
         plan,
         model.per_example_losses,
@@ -103,7 +103,12 @@ def _run_steps(model, plan, optimizer, engine, batches, microbatch=4):
         layers=model.layers,
         engine=engine,
     )
-    compiled, key = tf.function(step), RunKey(plan, 4)
+    return tf.function(step, jit_compile=jit)
+
+
+def _run_steps(model, plan, optimizer, engine, batches, microbatch):
+    compiled = _step_of(model, plan, optimizer, engine, microbatch)
+    key = RunKey(plan, 4)
     for number, batch in enumerate(batches):
         compiled(*_batch(*batch), [], key.step_keys(number))
     return [v.numpy() for v in model.variables]
@@ -114,18 +119,7 @@ def _first_step(engine, plan=None, jit=False, microbatch=4):
     model, plan = _Regression(), plan or _plan()
     optimizer = plans.optimizer(1.0)
     start = [v.numpy() for v in model.variables]
-    step = tf.function(
-        make_logical_step(
-            plan,
-            model.per_example_losses,
-            model.variables,
-            optimizer,
-            _at_once(engine, plan, microbatch),
-            layers=model.layers,
-            engine=engine,
-        ),
-        jit_compile=jit,
-    )
+    step = _step_of(model, plan, optimizer, engine, microbatch, jit)
     keys = RunKey(plan, 4).step_keys(0)
 
     def update(x, y, count):

@@ -1,6 +1,6 @@
-"""What the loop owes the ledger: pay first, and repeat what was paid for already.
+"""What the loop owes the ledger: pay first, and never from weights of somebody else.
 
-In one process, by raising where test_resume.py kills.
+In one process; test_resume.py kills, and compares what is repeated.
 """
 
 import functools
@@ -28,107 +28,6 @@ def _stop():
     raise _Stop
 
 
-class _Run:
-    """One life of a training run; another one goes on from its directory."""
-
-    def __init__(self, directory, stop_at=None, stop=None):
-        random = np.random.default_rng(0)
-        data = random.normal(size=[60, 5]).astype(np.float32)
-        self.model = tf.keras.Sequential(
-            [tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(3)]
-        )
-        self.model.build([None, 5])  # from random weights: they must be restored
-        self.optimizer = tf.keras.optimizers.Adam(0.1)
-        self.rows, self.losses = [], []
-
-        def take(rows):
-            self.rows.append(rows.tolist())
-            return {"x": data[rows]}
-
-        def on_step(executed, loss):
-            self.losses.append(loss)
-            if executed == stop_at:
-                raise _Stop
-            return executed == stop
-
-        self.raised = None
-        try:
-            self.executed = plans.trained(
-                _plan(),
-                lambda batch: tf.reduce_sum(self.model(batch["x"], True) ** 2, 1),
-                [self.model],
-                take,
-                optimizer=self.optimizer,
-                directory=directory,
-                save_every=2,
-                on_step=on_step,
-            )
-        except _Stop as raised:
-            self.raised = raised
-        # Looks before the first step are at five rows or fewer.
-        self.rows = [rows for rows in self.rows if len(rows) > 5]
-        self.steps = int(tf.convert_to_tensor(self.optimizer.iterations))
-
-    def bytes(self):
-        state = [*self.model.trainable_variables, *self.optimizer.variables]
-        return [v.numpy().tobytes() for v in state]
-
-
-def _paid(directory):
-    return read_ledger(directory / FILE_NAME).steps_paid
-
-
-def test_step_that_cannot_be_paid_for_has_no_effect(tmp_path, monkeypatch):
-    """Were it paid for after its update, three steps would run on two."""
-    pay = Ledger.pay
-    monkeypatch.setattr(
-        Ledger, "pay", lambda self, step: _stop() if step == 2 else pay(self, step)
-    )
-    run = _Run(tmp_path)
-    assert run.raised is not None
-    assert run.steps == 2 and len(run.losses) == 2
-    assert _paid(tmp_path) == 2
-
-
-def test_replayed_steps_are_the_same_and_not_paid_for_again(tmp_path):
-    begun, whole = tmp_path / "begun", tmp_path / "whole"
-    assert _Run(begun, stop_at=1).steps == 1  # paid; the state before it is saved
-    shutil.copytree(begun, whole)
-    uninterrupted = _Run(whole)
-    assert uninterrupted.executed == uninterrupted.steps == _STEPS
-
-    first = _Run(begun, stop_at=3)  # the state after step 2 is saved
-    assert first.raised is not None and first.steps == 3
-    assert _paid(begun) == 3
-    try:
-        second = _Run(begun)
-    except ValueError as error:
-        raise AssertionError("the run that it was is refused") from error
-    assert second.executed == second.steps == _STEPS
-    assert _paid(begun) == _STEPS
-    assert (begun / FILE_NAME).read_bytes() == (whole / FILE_NAME).read_bytes()
-    # Row by row, and the loss, in which dropout has a part, to the last bit.
-    assert len(second.rows) == 4
-    assert first.rows + second.rows[1:] == uninterrupted.rows
-    assert first.rows[2] == second.rows[0] != second.rows[1]
-    assert first.losses + second.losses[1:] == uninterrupted.losses
-    assert first.losses[2] == second.losses[0]
-    # Noise and slots are in these.
-    assert second.bytes() == uninterrupted.bytes()
-
-
-def test_a_run_that_a_hook_stops_pays_for_the_whole_plan(tmp_path):
-    """Five steps were seen; the state after two of them is left, and one is redone."""
-    first = _Run(tmp_path, stop_at=5)
-    assert first.raised is not None and first.steps == 5
-    (tmp_path / checkpoint.STATE / "step-00000004.npz").unlink()
-    second = _Run(tmp_path, stop=3)
-    assert second.steps == 3
-    assert second.executed == _paid(tmp_path) == _STEPS
-
-
-# -- Weights that something else changes -------------------------------------------
-
 _ROWS = np.linspace(-1, 1, 300, dtype=np.float32).reshape(60, 5)
 
 
@@ -144,6 +43,47 @@ def _linear(layer, directory, before=tf.identity, **options):
     return plans.trained(
         _plan(), losses, [layer], {"x": _ROWS}, directory=directory, **options
     )
+
+
+def _paid(directory):
+    return read_ledger(directory / FILE_NAME).steps_paid
+
+
+def test_step_that_cannot_be_paid_for_has_no_effect(tmp_path, monkeypatch):
+    """Were it paid for after its update, three steps would run on two."""
+    pay, losses, optimizer = Ledger.pay, [], plans.optimizer()
+    monkeypatch.setattr(
+        Ledger, "pay", lambda self, step: _stop() if step == 2 else pay(self, step)
+    )
+    with pytest.raises(_Stop):
+        _linear(
+            _layer(),
+            tmp_path,
+            optimizer=optimizer,
+            on_step=lambda executed, loss: losses.append(loss),
+        )
+    assert int(optimizer.iterations) == len(losses) == _paid(tmp_path) == 2
+
+
+def test_a_run_that_a_hook_stops_pays_for_the_whole_plan(tmp_path):
+    """Five steps were seen; the state after two of them is left, and one is redone."""
+    first, second = plans.optimizer(), plans.optimizer()
+
+    def die(executed, loss):
+        if executed == 5:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        _linear(_layer(), tmp_path, optimizer=first, save_every=2, on_step=die)
+    assert int(first.iterations) == 5
+    (tmp_path / checkpoint.STATE / "step-00000004.npz").unlink()
+    options = {"save_every": 2, "on_step": lambda executed, loss: executed == 3}
+    executed = _linear(_layer(), tmp_path, optimizer=second, **options)
+    assert int(second.iterations) == 3
+    assert executed == _paid(tmp_path) == _STEPS
+
+
+# -- Weights that something else changes -------------------------------------------
 
 
 def test_weights_that_are_not_trained_must_be_as_they_were(tmp_path):

@@ -34,6 +34,7 @@ class _Run:
         rate=0.05,
         interrupt=(),
         microbatch=_MICROBATCH,
+        optimizer="adam",
         **options,
     ):
         random = np.random.default_rng(0)
@@ -52,7 +53,7 @@ class _Run:
                 ]
             )
             model.build([None, 6])
-            optimizer = plans.optimizer(rate, "adam")
+            optimizer = plans.optimizer(rate, optimizer)
 
             def note(done, loss):
                 self.losses.append((done, loss))
@@ -116,11 +117,14 @@ def test_other_rows_would_be_seen(strategy_of, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"secure": True}])
-def test_replicas_of_other_plans_train_the_same(strategy_of, options):
-    plan = _plan(**options)
-    shared = _Run(strategy_of(2), plan)
-    shared.assert_like(_Run(strategy_of(1), plan))
+@pytest.mark.parametrize(
+    "changes, optimizer",
+    [({"epsilon": math.inf}, "adam"), ({"secure": True}, "t5x_adafactor")],
+)
+def test_replicas_of_other_plans_train_the_same(strategy_of, changes, optimizer):
+    plan = _plan(**changes)
+    shared = _Run(strategy_of(2), plan, optimizer=optimizer)
+    shared.assert_like(_Run(strategy_of(1), plan, optimizer=optimizer))
 
 
 @pytest.mark.parametrize(
@@ -165,24 +169,6 @@ def test_more_replicas_than_microbatches_are_refused(strategy_of):
     with strategy_of(4).scope():
         with pytest.raises(InputError, match="makes 3 microbatches for 4 replicas"):
             rows_of_batch(setup)
-
-
-# -- Steps ----------------------------------------------------------------------------
-
-
-def test_a_step_is_paid_for_before_hooks_and_saved_where_states_are(
-    strategy_of, tmp_path
-):
-    paid = {}
-
-    def note(done, loss):
-        paid[done] = read_ledger(tmp_path / FILE_NAME).steps_paid
-
-    run = _Run(strategy_of(1), on_step=note, directory=tmp_path, save_every=4)
-    assert run.executed == _STEPS
-    assert paid == {step: step for step in range(1, _STEPS + 1)}
-    states = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
-    assert states == ["step-00000004.npz", "step-00000007.npz"]
 
 
 # -- Being asked to end ---------------------------------------------------------------

@@ -378,22 +378,6 @@ def test_step_without_noise_is_refused():
         assert RunKey(other).secure_noise(0, [tf.zeros(1)]) == []
 
 
-# -- Settings and words ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"secure": "yes"}, "secure is 'yes'"),
-        ({"clip_norm": 1e-30}, "clip_norm is 1e-30"),
-        ({"clip_norm": 1e30}, "clip_norm is 1e.30"),
-    ],
-)
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        _plan(**changes)
-
-
 def test_a_missing_library_is_named_before_anything_is_spent(monkeypatch):
     plan = _plan()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)

@@ -30,6 +30,7 @@ def _spec(**changes):
         (dict(accountant="moments"), "accountant is 'moments'"),
         (dict(max_batch_size=0), "max_batch_size is 0"),
         (dict(n_is_public="yes"), "n_is_public is 'yes'"),
+        (dict(secure="yes"), "secure is 'yes'"),
         (dict(batch_size=1001), "batch_size to at most 1000"),
         (dict(max_batch_size=16), "max_batch_size 16"),
         (dict(delta=0.001), "0.0005"),

@@ -89,18 +89,13 @@ _STATISTICS = {
 # -- Samplers that are off ----------------------------------------------------------
 
 
-class _Wrong:
+def _wrong(choose):
     """Draws whatever `choose(random, step)` says."""
-
-    def __init__(self, choose):
-        self._choose = choose
-
-    def matrix(self):
-        random = np.random.default_rng(0)
-        draws = np.zeros((_STEPS, _UNITS))
-        for step in range(_STEPS):
-            draws[step, self._choose(random, step)] = 1
-        return draws
+    random = np.random.default_rng(0)
+    draws = np.zeros((_STEPS, _UNITS))
+    for step in range(_STEPS):
+        draws[step, choose(random, step)] = 1
+    return draws
 
 
 def _fixed_size(random, step):
@@ -151,7 +146,7 @@ def _shuffled(random, step):
     ],
 )
 def test_broken_samplers_are_rejected(choose, rejecting):
-    draws = _Wrong(choose).matrix()
+    draws = _wrong(choose)
     rejected = {name for name, test in _STATISTICS.items() if test(draws) < _REJECTED}
     assert rejected >= rejecting
 

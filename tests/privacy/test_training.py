@@ -37,18 +37,6 @@ def _linear(batch, layer):
     return layer(batch["x"])[:, 0]
 
 
-def test_the_seed_replays_a_run_of_every_planned_step():
-    seen = []
-    executed, weight = _run(
-        _plan(), _linear, seed=5, on_step=lambda step, loss: seen.append(step)
-    )
-    assert executed == 4 and seen == [1, 2, 3, 4]
-    assert np.abs(weight).min() > 0
-    again, other = (_run(_plan(), _linear, seed=n)[1] for n in (5, 6))
-    np.testing.assert_array_equal(weight, again)
-    assert not np.array_equal(weight, other)
-
-
 @pytest.mark.parametrize(
     "random_layer",
     [tf.keras.layers.Dropout(0.5), SeededDropout(0.5)],
@@ -106,13 +94,6 @@ def test_an_optimizer_serves_one_run(epsilon):
     _run(plan, _linear, optimizer)
     with pytest.raises(InputError, match="has taken steps"):
         _run(plan, _linear, optimizer)
-
-
-def test_nothing_to_train_is_refused():
-    layer = tf.keras.layers.Dense(1, trainable=False)
-    rows = {"x": np.ones([12, 3], np.float32)}
-    with pytest.raises(InputError, match="no gradient|not depend"):
-        plans.trained(_plan(), lambda batch: _linear(batch, layer), [layer], rows)
 
 
 def test_rows_that_take_leaves_out_are_noticed_without_epsilon_too():

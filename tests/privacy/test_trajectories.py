@@ -133,43 +133,25 @@ def test_a_trajectory_follows_its_paper_once_per_logical_step(
             np.testing.assert_allclose(after[weight], value, rtol=2e-5, atol=1e-5)
 
 
-def _trained(replicas, strategy_of, optimizer, groups=None, **changes):
-    plan = _plan(num_units=40, batch_size=12, **changes)
-    rows = _rows(40 if groups is None else len(groups.rows))
-    losses = []
-    with strategy_of(replicas).scope():
-        model = _Linear()
-        plans.trained(
-            plan,
-            model.per_example_losses,
-            [model.layer],
-            rows,
-            optimizer=plans.optimizer(0.1, optimizer),
-            units=groups,
-            seed=3,
-            on_step=lambda _, loss: losses.append(loss),
-        )
-        return model.values(), losses
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    ["adafactor", pytest.param("t5x_adafactor", marks=pytest.mark.slow)],
-)
-def test_replicas_train_what_one_would(optimizer, strategy_of):
-    """The same rows and noise; each replica has an uneven share of every batch."""
-    alone, losses = _trained(1, strategy_of, optimizer)
-    shared, others = _trained(2, strategy_of, optimizer)
-    for one, other in zip(alone, shared):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(losses, others, rtol=1e-4, atol=1e-6)
-
-
 def test_replicas_leave_a_users_rows_together(strategy_of):
     """Two rows each, clipped as one: dealt out row by row they would be two."""
     groups = Groups.of([f"u{row % 24}" for row in range(64)])
-    options = dict(unit="user", rows_per_unit=2, groups=groups, optimizer="adam")
-    alone, _ = _trained(1, strategy_of, **options)
-    shared, _ = _trained(2, strategy_of, **options)
-    for one, other in zip(alone, shared):
+    plan = _plan(num_units=40, batch_size=12, unit="user", rows_per_unit=2)
+    found = []
+    for replicas in (1, 2):
+        with strategy_of(replicas).scope():
+            model = _Linear()
+            optimizer = plans.optimizer(0.1, "adam")
+            losses, rows = model.per_example_losses, _rows(64)
+            plans.trained(
+                plan,
+                losses,
+                [model.layer],
+                rows,
+                optimizer=optimizer,
+                units=groups,
+                seed=3,
+            )
+            found.append(model.values())
+    for one, other in zip(*found):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
