@@ -359,19 +359,11 @@ def clipped_by_hand(gradients, clip_norm):
 
 
 def assert_close(found, expected, size, names=None, tolerance=1e-5):
-    """Each weight by itself: relative error at most 1e-5, in norm and in maximum.
+    """Each weight by itself, in norm and in maximum, at this relative error.
 
-    A weight that is zero in exact arithmetic, such as a key's bias (softmax takes
-    it out again), is nothing but rounding, and has no relative error. It is known
-    by being nothing in float64 as well, below 1e-12 of `size`, and must then be
-    nothing here, below 1e-6 of it.
-
-    Args:
-      found: the engine's arrays.
-      expected: float64 arrays.
-      size: what is not nothing: the clip norm, or a typical norm over all weights.
-      names: of the weights, for the message.
-      tolerance: the relative error allowed.
+    A weight that is zero in exact arithmetic, such as a key's bias (softmax takes it
+    out again), has no relative error: below 1e-12 of `size`, the clip norm, in float64,
+    it must be below 1e-6 of it here.
     """
     assert len(found) == len(expected)
     for index, (one, other) in enumerate(zip(found, expected)):

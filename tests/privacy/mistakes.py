@@ -325,7 +325,7 @@ Units are dealt to microbatches by the random bits that they were sampled with.
 + random = _generator(self.units.seed, step, "units")
 
 Consecutive batches of a shuffled epoch share a unit.
-@ privacy/randomness/sampling.py privacy/test_sampling.py
+@ privacy/randomness/sampling.py privacy/test_plan.py
 - start = batch * self.max_batch_size
 + start = batch * (self.max_batch_size - 1)
 

@@ -1,15 +1,11 @@
 """Audits of the engine, end to end: what a run leaks against what its plan certifies.
 
-Every other test knows what to look for. These attack: canaries are put into the
-data by coins, the plan is run, and what the weights tell of the coins gives a lower
-bound on ε that holds with 95 % whatever goes wrong inside (`tfdpsq.evaluation`,
-`auditing` and `two_hypotheses`, say what it means). It must stay below the certified
-ε, which alone would prove little, since a weak attack stays below too. So the same
-attack must also rise above it when the run has half of the noise that the plan says.
+Canaries are put into the data by coins, and what the weights tell of the coins gives
+a lower bound on ε at 95 % confidence (`tfdpsq.evaluation`). It must stay below the
+certified ε, and rise above it when the run has half of the noise that the plan says.
 
 Gradients are the worst case: each row's is longer than the clip norm and points
-where no other row's does (one run), or away from all others (many runs). All seeds
-are fixed.
+where no other row's does (one run), or away from all others (many runs).
 """
 
 import dataclasses

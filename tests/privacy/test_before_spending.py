@@ -82,9 +82,6 @@ def test_nothing_is_paid_for_groups_of_rows_that_the_data_lack(tmp_path):
     rows[7] = 50
     with pytest.raises(InputError, match="take has no row 50"):
         small_run(tmp_path, spec, units=Groups(rows, np.arange(0, 13, 2)))
-    whole = small_spec(unit="user", rows_per_unit=3, num_units=6)
-    with pytest.raises(ValueError, match="the 3 rows that are clipped together"):
-        small_run(tmp_path, whole, units=Groups.of(np.arange(12) // 2), microbatch=8)
     assert unpaid(tmp_path)
     # Rows that belong to nobody need not be there, nor be in order.
     data = np.arange(24, dtype=np.float32).reshape(8, 3)

@@ -112,6 +112,14 @@ def test_losses_that_are_not_one_per_row_are_found():
         _check(lambda b: squared(model)(b)[1:], model := dense())
 
 
+def test_loss_for_even_numbers_of_rows_alone_is_refused():
+    def of_pairs(b):
+        return tf.reshape(tf.reshape(squared(model)(b), [-1, 2]), [-1])
+
+    with pytest.raises(InputError, match="fails for 1009"):
+        _check(of_pairs, model := dense(), engine="dpkeras")
+
+
 _plan = functools.partial(
     plans.plan, clip_norm=1.0, num_units=12, batch_size=4, steps=2
 )

@@ -4,13 +4,11 @@ import functools
 import itertools
 import json
 import operator
-import shutil
 
 import pytest
 import tensorflow as tf
-from helpers.small_runs import small_run, small_spec
 
-from tfdpsq.privacy import checkpoint, discard_state, read_ledger
+from tfdpsq.privacy import checkpoint, discard_state
 from tfdpsq.privacy.training import Kept
 from tfdpsq.validation import DataError, InputError
 
@@ -48,24 +46,6 @@ def test_seeds_and_states_are_bound_to_the_run_of_their_ledger(tmp_path):
     checkpoint.save(tmp_path, 1, [tf.Variable([1.0, 2.0])], "one")
     with pytest.raises(DataError, match="state of another run"):
         checkpoint.restore(tmp_path, [tf.Variable([1.0, 2.0])], 1, "other")
-
-
-def test_copied_directory_that_goes_on_is_another_run(tmp_path):
-    """Before a step is paid for: under one noise both together would reveal it."""
-
-    def interrupt(step):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "one", small_spec(), before_step=interrupt)
-    shutil.copytree(tmp_path / "one", tmp_path / "other")
-    seeds, runs = set(), set()
-    for directory in (tmp_path / "one", tmp_path / "other"):
-        assert small_run(directory, small_spec()) == 3
-        kept = directory / checkpoint.STATE / checkpoint.SECRETS
-        seeds.add(json.loads(kept.read_text())["seed"])
-        runs.add(read_ledger(directory / "ledger.jsonl").run)
-    assert len(seeds) == len(runs) == 2
 
 
 def test_objects_that_hold_the_seed_do_not_show_it(tmp_path):

@@ -197,23 +197,6 @@ def test_numbers_that_every_row_uses_alone_are_taken():
     wide_run(squared, [_Drawing(made), tf.keras.layers.Dropout(0.2)])
 
 
-class _OfPairs(tf.keras.layers.Layer):
-    """Drops the same inputs of every two rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.dropout = tf.keras.layers.SpatialDropout1D(0.5)
-
-    def call(self, inputs):
-        pairs = self.dropout(tf.reshape(inputs, [-1, 2, 5]), training=True)
-        return tf.reshape(pairs, [-1, 5])
-
-
-def test_loss_for_even_numbers_of_rows_alone_is_refused():
-    with pytest.raises(InputError, match="fails for 1009"):
-        wide_run(squared, [_OfPairs()], "dpkeras")
-
-
 _LAYERS = tf.keras.layers
 
 
