@@ -671,7 +671,7 @@ TensorFloat-32 stays on in a private step.
 + return contextlib.nullcontext() if private else
 
 In secure mode every step uses the same nonce, and so the same noise.
-@ privacy/randomness/secure.py privacy/test_secure.py
+@ privacy/randomness/secure.py privacy/test_statistics.py
 - source.stream("noise", step, position)
 + source.stream("noise", 0, position)
 

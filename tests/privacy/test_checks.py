@@ -15,8 +15,9 @@ from helpers.dense_runs import (
     wide_plan,
     wide_run,
 )
+from helpers.small_runs import unpaid
 
-from tfdpsq.privacy import checks, fast, make_logical_step, read_ledger
+from tfdpsq.privacy import checks, fast, make_logical_step
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
 from tfdpsq.validation import InputError
 
@@ -437,8 +438,7 @@ def test_a_row_that_decides_the_shape_of_others_is_refused_unpaid(tmp_path, chan
 
     with pytest.raises(ValueError, match="of another shape"):
         _of_rows(take, tmp_path)
-    ledger = tmp_path / "ledger.jsonl"
-    assert not ledger.exists() or read_ledger(ledger).steps_paid == 0
+    assert unpaid(tmp_path)
 
 
 _BUFFER = np.zeros([40, 5], np.float32)

@@ -244,13 +244,6 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
         assert np.isfinite(values).all()
 
 
-def test_steps_of_an_epoch_are_a_positive_number():
-    private = compiled(functional(), plan_of())
-    for value in (0, -4):
-        with pytest.raises(ValueError, match=f"steps_per_epoch is {value}"):
-            private.fit(*data(), steps_per_epoch=value)
-
-
 def test_mixed_float16_is_refused():
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     try:

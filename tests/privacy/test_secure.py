@@ -339,13 +339,6 @@ def test_what_training_adds_is_on_the_grid(jit):
         np.testing.assert_array_equal(one, np.rint(one))
         exact = np.float64(value) + np.float64(integers) * plan.grid_step
         np.testing.assert_allclose(one * plan.grid_step, exact, rtol=1e-6)
-    # Variables of one shape, and steps, have noise of their own.
-    again = key.secure_noise(0, variables)
-    other = key.secure_noise(1, variables)
-    np.testing.assert_array_equal(noise[0], again[0])
-    vectors = [np.ravel(one).astype(float) for one in (*noise, *other)]
-    for one, two in itertools.combinations(vectors, 2):
-        assert abs(np.corrcoef(one, two)[0, 1]) < 4.5 / math.sqrt(600)
 
 
 def test_neighbours_on_the_grid_are_no_further_apart_than_stated():

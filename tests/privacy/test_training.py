@@ -9,7 +9,6 @@ import tensorflow as tf
 from helpers import plans
 from helpers.small_runs import interrupted_at
 
-from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.privacy import Groups, Preempted, optimizers, read_ledger
 from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.randomness.sampling import Draw
@@ -35,37 +34,6 @@ def _run(plan, per_example_losses, optimizer=None, **options):
 
 def _linear(batch, layer):
     return layer(batch["x"])[:, 0]
-
-
-@pytest.mark.parametrize(
-    "random_layer",
-    [tf.keras.layers.Dropout(0.5), SeededDropout(0.5)],
-)
-def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
-    """The global seed, public here, does not decide what they draw."""
-    model = tf.keras.Sequential(
-        [
-            tf.keras.layers.Input([3]),
-            random_layer,
-            tf.keras.layers.Dense(1, kernel_initializer="ones"),
-        ]
-    )
-    plan = _plan(num_units=12, batch_size=12, delta=0.04, steps=1)
-    # Of distinct numbers, so that no two masks leave the same sum.
-    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    seen = []
-    for _ in range(2):
-        tf.random.set_seed(7)
-        plans.trained(
-            plan,
-            lambda batch: model(batch["x"], training=True)[:, 0],
-            [model],
-            {"x": data},
-            12,
-            tf.keras.optimizers.SGD(0.0),
-            on_step=lambda step, loss: seen.append(loss),
-        )
-    assert seen[0] != pytest.approx(seen[1], rel=1e-4)
 
 
 def test_a_loss_may_ask_tensors_in_pythons_words():
