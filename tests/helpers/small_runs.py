@@ -31,12 +31,10 @@ def small_run(
     directory,
     spec,
     data=None,
-    microbatch=4,
     losses=linear,
     rate=0.1,
     width=1,
     engine="fast",
-    initial=None,
     **options,
 ):
     """Trains a linear layer on twelve rows, as `small_spec` says.
@@ -46,8 +44,6 @@ def small_run(
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
-    if initial is not None:
-        layer.kernel.assign(initial)
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
     try:
         return plans.trained(
@@ -55,8 +51,7 @@ def small_run(
             lambda batch: losses(batch, layer),
             [layer],
             {"x": data},
-            microbatch,
-            tf.keras.optimizers.SGD(rate),
+            optimizer=tf.keras.optimizers.SGD(rate),
             engine=engine,
             directory=directory,
             **options,

@@ -65,11 +65,6 @@ def _stated(certificate):
     return certificate["guarantee"]["epsilon"]
 
 
-def _total(*certificates):
-    runs = [run for each in certificates for run in verified_runs(each)]
-    return budget.compose(budget.sharing(runs))
-
-
 @pytest.fixture(scope="module")
 def kinds():
     """Certificates of a composed and of a disjoint continuation."""
