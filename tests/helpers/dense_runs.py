@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from helpers import plans
-from tfdpsq.privacy import checks, train
+from tfdpsq.privacy import checks
 from tfdpsq.privacy.fast.engine import converted
 from tfdpsq.privacy.step import Setup
 
@@ -40,15 +40,14 @@ def wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **op
     tf.keras.utils.set_random_seed(1)
     plan = plan or wide_plan()
     model, data = dense(*layers), batch_of_rows(40)
-    optimizer = tf.keras.optimizers.SGD(0.1)
-    steps = train(
+    optimizer, rows = tf.keras.optimizers.SGD(0.1), {n: data[n] for n in ("x", "y")}
+    steps = plans.trained(
         plan,
         losses_of(model),
-        model.trainable_variables,
-        optimizer,
-        lambda at: {"x": data["x"][at], "y": data["y"][at]},
+        [model],
+        rows,
         microbatch,
-        layers=[model],
+        optimizer,
         engine=engine,
         **options,
     )

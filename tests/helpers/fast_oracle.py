@@ -13,7 +13,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.layers import LoRADense
+from tfdpsq.layers import Folded, LoRADense
 from tfdpsq.privacy import fast
 
 keras = tf.keras
@@ -224,6 +224,12 @@ def _einsums():
     )
 
 
+def _folded():
+    """Each position by itself to the layer, all of them one example's."""
+    inner = keras.Sequential([layers.Dense(3, "tanh"), layers.Dense(2)])
+    return keras.Sequential([Folded(inner)])
+
+
 def _lora():
     """Updates in a model inside a model, and of a layer used twice."""
     inner = keras.Input([None, 6])
@@ -252,6 +258,7 @@ MODELS = {
     "depthwise": (_separable, _floats(6, 5, 3)),
     "einsum": (_einsums, _floats(5, 4)),
     "einsum, vectors": (_einsums_of_vectors, _floats(5, 4)),
+    "folded": (_folded, _floats(5, 4)),
     "lora": (_lora, _floats(5, 4)),
     "attention": (Block, _ids(11, 7)),
     "masked": (Masked, _ids(7, 5)),
@@ -303,16 +310,17 @@ def losses(model, x):
 
 def naive(twin, x):
     """Every example's gradient from a batch of its own, per weight, float64."""
+    return by_row(lambda rows: losses(twin, x[rows]), twin.trainable_variables, len(x))
+
+
+def by_row(losses_of, variables, rows):
+    """Each row's gradient per weight, [rows, ...]; `losses_of` takes a slice of one."""
     gradients = []
-    for row in range(len(x)):
+    for row in range(rows):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(losses(twin, x[row : row + 1]))
-        gradients.append(
-            [
-                tf.convert_to_tensor(g).numpy()
-                for g in tape.gradient(loss, twin.trainable_variables)
-            ]
-        )
+            loss = tf.reduce_sum(losses_of(slice(row, row + 1)))
+        found = tape.gradient(loss, variables)
+        gradients.append([tf.convert_to_tensor(g).numpy() for g in found])
     return [np.stack(per_weight) for per_weight in zip(*gradients)]
 
 
@@ -351,19 +359,11 @@ def clipped_by_hand(gradients, clip_norm):
 
 
 def assert_close(found, expected, size, names=None, tolerance=1e-5):
-    """Each weight by itself: relative error at most 1e-5, in norm and in maximum.
+    """Each weight by itself, in norm and in maximum, at this relative error.
 
-    A weight that is zero in exact arithmetic, such as a key's bias (softmax takes
-    it out again), is nothing but rounding, and has no relative error. It is known
-    by being nothing in float64 as well, below 1e-12 of `size`, and must then be
-    nothing here, below 1e-6 of it.
-
-    Args:
-      found: the engine's arrays.
-      expected: float64 arrays.
-      size: what is not nothing: the clip norm, or a typical norm over all weights.
-      names: of the weights, for the message.
-      tolerance: the relative error allowed.
+    A weight that is zero in exact arithmetic, such as a key's bias (softmax takes it
+    out again), has no relative error: below 1e-12 of `size`, the clip norm, in float64,
+    it must be below 1e-6 of it here.
     """
     assert len(found) == len(expected)
     for index, (one, other) in enumerate(zip(found, expected)):

@@ -13,7 +13,8 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, checkpoint, make_plan, train
+from helpers import plans
+from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import Ledger
 
 STEPS = 12
@@ -23,27 +24,11 @@ def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(
-    directory,
-    output,
-    death,
-    engine="fast",
-    clip_norm=0.5,
-    data="forty rows",
-):
+def main(directory, output, death):
     """Trains, dies on the way, or writes all variables to `output`."""
     where, _, at = death.partition(":")
     at = int(at or -1)
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=4.0,
-            clip_norm=clip_norm,
-            num_units=40,
-            batch_size=10,
-            steps=STEPS,
-            accountant="rdp",
-        )
-    )
+    plan = plans.plan(epsilon=4.0, num_units=40, batch_size=10, steps=STEPS)
     random = np.random.default_rng(0)
     rows = {
         "ids": random.integers(0, 20, [40, 6]).astype(np.int32),
@@ -87,17 +72,13 @@ def main(
         if where == "update" and executed == at:
             _die()
 
-    executed = train(
+    executed = plans.trained(
         plan,
         lambda batch: tf.square(model(batch["ids"], training=True)[:, 0] - batch["y"]),
-        model.trainable_variables,
-        optimizer,
-        lambda at: {name: values[at] for name, values in rows.items()},
-        4,
-        layers=[model],
-        engine=engine,
+        [model],
+        rows,
+        optimizer=optimizer,
         directory=directory,
-        data_fingerprint=data,
         save_every=3,
         on_step=on_step,
     )

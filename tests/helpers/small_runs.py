@@ -3,20 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import Preempted, PrivacySpec, make_plan, read_ledger, train
+from helpers import plans
+from tfdpsq.privacy import Preempted, make_plan, read_ledger
 
 
 def small_spec(**changes):
     """Three steps of about six of twelve rows."""
-    values = dict(
-        epsilon=2.0,
-        clip_norm=1.0,
-        num_units=12,
-        batch_size=6,
-        steps=3,
-        accountant="rdp",
-    )
-    return PrivacySpec(**{**values, **changes})
+    values = {"clip_norm": 1.0, "num_units": 12, "batch_size": 6, "steps": 3}
+    return plans.spec(**{**values, **changes})
 
 
 def interrupted_at(last):
@@ -37,12 +31,10 @@ def small_run(
     directory,
     spec,
     data=None,
-    microbatch=4,
     losses=linear,
     rate=0.1,
     width=1,
     engine="fast",
-    initial=None,
     **options,
 ):
     """Trains a linear layer on twelve rows, as `small_spec` says.
@@ -52,21 +44,16 @@ def small_run(
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
-    if initial is not None:
-        layer.kernel.assign(initial)
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
     try:
-        return train(
+        return plans.trained(
             plan,
             lambda batch: losses(batch, layer),
-            [layer.kernel],
-            tf.keras.optimizers.SGD(rate),
-            lambda at: {"x": data[at]},
-            microbatch,
-            layers=[layer],
+            [layer],
+            {"x": data},
+            optimizer=tf.keras.optimizers.SGD(rate),
             engine=engine,
             directory=directory,
-            data_fingerprint="twelve rows",
             **options,
         )
     except Preempted as ended:

@@ -11,35 +11,22 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.privacy import Preempted, PrivacySpec, make_plan, train
+from helpers import plans
+from tfdpsq.privacy import Preempted
 
 STEPS = 6
 _N = 60
 
 
-def main(
-    directory,
-    output=None,
-    other_rows=False,
-    on_step=None,
-    secure=False,
-):
+def main(directory, output=None, other_rows=False, on_step=None, secure=False):
     """Trains, and writes all variables to `output`."""
     strategy = tf.distribute.get_strategy()
     if os.environ.get("TF_CONFIG"):
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     random = np.random.default_rng(1 if other_rows else 0)
     x = random.normal(size=[_N, 6]).astype(np.float32)
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=4.0,
-            clip_norm=0.5,
-            num_units=_N,
-            batch_size=14,
-            steps=STEPS,
-            accountant="rdp",
-            secure=secure,
-        )
+    plan = plans.plan(
+        epsilon=4.0, num_units=_N, batch_size=14, steps=STEPS, secure=secure
     )
     with strategy.scope():
         model = tf.keras.Sequential(
@@ -52,16 +39,13 @@ def main(
         model.build([None, 6])  # from random weights: all must have the chief's
         optimizer = tf.keras.optimizers.Adam(0.05)
         try:
-            executed = train(
+            executed = plans.trained(
                 plan,
                 lambda batch: tf.reduce_sum(model(batch["x"], True) ** 2, 1),
-                model.trainable_variables,
-                optimizer,
-                lambda rows: {"x": x[rows]},
-                4,
-                layers=[model],
+                [model],
+                {"x": x},
+                optimizer=optimizer,
                 directory=directory,
-                data_fingerprint="sixty rows",
                 save_every=4,
                 on_step=on_step,
             )

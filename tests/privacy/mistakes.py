@@ -92,7 +92,7 @@ Each row of a user is clipped by itself, so that the user's k rows add k·C.
 + rows_per_unit=1,
 
 A user's rows are dealt to several replicas, each of which clips its part at C.
-@ privacy/batches.py privacy/test_trajectories.py
+@ privacy/step.py privacy/test_trajectories.py
 - microbatches = values.reshape(-1, microbatch_size, *
 + microbatches = values.reshape(-1, 1, *
 
@@ -325,7 +325,7 @@ Units are dealt to microbatches by the random bits that they were sampled with.
 + random = _generator(self.units.seed, step, "units")
 
 Consecutive batches of a shuffled epoch share a unit.
-@ privacy/randomness/sampling.py privacy/test_sampling.py
+@ privacy/randomness/sampling.py privacy/test_plan.py
 - start = batch * self.max_batch_size
 + start = batch * (self.max_batch_size - 1)
 
@@ -471,17 +471,17 @@ A ledger goes on with other private data than it was opened for.
 - ("the private data", found.data, wanted.data),
 
 A resumed run samples by a fresh seed and repeats paid steps on other rows.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - plan.sampler(count, key.sampler, groups)
 + plan.sampler(count, None, groups)
 
 A resumed run repeats paid steps with fresh noise, which can be averaged.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - RunKey(plan, kept.secrets.seed if kept is not None else seed)
 + RunKey(plan, seed)
 
 A resumed run starts from fresh optimizer slots.
-@ privacy/training.py privacy/test_paid_steps.py
+@ privacy/training.py privacy/test_resume.py
 - restored = [*variables, *slots, *state]
 + restored = [*variables, *state]
 
@@ -671,7 +671,7 @@ TensorFloat-32 stays on in a private step.
 + return contextlib.nullcontext() if private else
 
 In secure mode every step uses the same nonce, and so the same noise.
-@ privacy/randomness/secure.py privacy/test_secure.py
+@ privacy/randomness/secure.py privacy/test_statistics.py
 - source.stream("noise", step, position)
 + source.stream("noise", 0, position)
 

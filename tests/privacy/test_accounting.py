@@ -9,8 +9,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from tfdpsq.privacy import accounting, make_plan
-from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.privacy import accounting
 
 
 def _gaussian_delta(sensitivity, epsilon):
@@ -57,15 +56,6 @@ def test_rounding_never_makes_epsilon_by_pld_too_small(sigma, releases, delta):
         assert delta < 1e-10
     by_rdp = accounting.composed_epsilon((one,), delta, "rdp")
     assert _gaussian_delta(math.sqrt(releases) / sigma, by_rdp) <= delta
-
-
-def test_event_of_poisson_and_of_shuffled_batches():
-    one = dp_accounting.GaussianDpEvent(1.5)
-    shuffled = dp_accounting.SelfComposedDpEvent(one, 3)
-    assert accounting.training_event(1.5, 1.0, 3) == shuffled
-    sampled = dp_accounting.PoissonSampledDpEvent(0.1, one)
-    poisson = dp_accounting.SelfComposedDpEvent(sampled, 7)
-    assert accounting.training_event(1.5, 0.1, 7) == poisson
 
 
 def _sampled_delta(sigma, probability, epsilon):
@@ -146,34 +136,6 @@ def test_one_truncated_step_stays_within_delta_plus_truncation_delta(
     assert exact <= untruncated + price + 1e-9
     if others == (-1.0,) and probability == 0.95:
         assert exact > untruncated  # the price is not idle
-
-
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_truncation_delta_is_taken_off_delta_for_the_executed_steps(accountant):
-    """At the stated ε, what the accountant says of δ and truncation's τ are δ."""
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=2.0,
-            clip_norm=1.0,
-            num_units=400,
-            batch_size=40,
-            steps=30,
-            max_batch_size=67,
-        )
-    )
-    target = plan.spec.target_delta
-    assert 0.2 < plan.truncation_delta(30) / target < 0.8
-    for steps in (1, 30):
-        event = accounting.training_event(plan.noise_multiplier, 0.1, steps)
-        library = dp_accounting.rdp.RdpAccountant()
-        if accountant == "pld":
-            library = dp_accounting.pld.PLDAccountant()
-        spent = library.compose(event).get_delta
-        tail = steps * scipy.stats.binom.sf(66, 399, 0.1)
-        epsilon = plan.epsilon(steps, accountant)
-        # What is stated holds, and hardly anything less would.
-        assert spent(epsilon) + tail <= target * (1 + 1e-9)
-        assert spent(epsilon - 1e-3) + tail > target
 
 
 _GRID = np.linspace(-5, 5, 501)

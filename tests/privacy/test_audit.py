@@ -1,15 +1,11 @@
 """Audits of the engine, end to end: what a run leaks against what its plan certifies.
 
-Every other test knows what to look for. These attack: canaries are put into the
-data by coins, the plan is run, and what the weights tell of the coins gives a lower
-bound on ε that holds with 95 % whatever goes wrong inside (`tfdpsq.evaluation`,
-`auditing` and `two_hypotheses`, say what it means). It must stay below the certified
-ε, which alone would prove little, since a weak attack stays below too. So the same
-attack must also rise above it when the run has half of the noise that the plan says.
+Canaries are put into the data by coins, and what the weights tell of the coins gives
+a lower bound on ε at 95 % confidence (`tfdpsq.evaluation`). It must stay below the
+certified ε, and rise above it when the run has half of the noise that the plan says.
 
 Gradients are the worst case: each row's is longer than the clip norm and points
-where no other row's does (one run), or away from all others (many runs). All seeds
-are fixed.
+where no other row's does (one run), or away from all others (many runs).
 """
 
 import dataclasses
@@ -18,9 +14,10 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import plans
 
 from tfdpsq.evaluation import audit_one_run, audit_two_hypotheses
-from tfdpsq.privacy import PrivacySpec, RunKey, make_logical_step, make_plan, train
+from tfdpsq.privacy import PrivacySpec, RunKey, make_logical_step, make_plan
 
 CLIP_NORM = 0.5
 SEED = 0x2545F4914F6CDD1D9E3779B97F4A7C15  # as large as real ones
@@ -48,14 +45,13 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
     used = _with_noise(plan, factor)
     # SGD with the expected batch size as learning rate: the weights are the sum of
     # all noised sums.
-    train(
+    plans.trained(
         used,
         lambda batch: -3.0 * CLIP_NORM * layer(batch["canary"])[:, 0],
-        layer.trainable_variables,
-        tf.keras.optimizers.SGD(used.spec.batch_size),
-        lambda rows: {"canary": present[rows]},
+        [layer],
+        {"canary": present},
         microbatch_size,
-        layers=[layer],
+        tf.keras.optimizers.SGD(used.spec.batch_size),
         units=len(present),
         seed=SEED,
     )

@@ -7,19 +7,12 @@ import pytest
 import scipy.stats
 from helpers import plans
 
-from tfdpsq.privacy import PrivacySpec, make_plan
+from tfdpsq.privacy import make_plan
 from tfdpsq.privacy.proof import budget
 from tfdpsq.privacy.proof.certificate import runs_of, verified_runs
 from tfdpsq.validation import InputError
 
-_SPEC = PrivacySpec(
-    epsilon=1.0,
-    clip_norm=0.5,
-    num_units=2000,
-    batch_size=100,
-    steps=20,
-    accountant="rdp",
-)
+_SPEC = plans.spec(epsilon=1.0, num_units=2000, batch_size=100, steps=20)
 # Other noise, sampling, clipping, steps and truncation; the last one stops early.
 _SPECS = (
     _SPEC,

@@ -65,11 +65,6 @@ def _stated(certificate):
     return certificate["guarantee"]["epsilon"]
 
 
-def _total(*certificates):
-    runs = [run for each in certificates for run in verified_runs(each)]
-    return budget.compose(budget.sharing(runs))
-
-
 @pytest.fixture(scope="module")
 def kinds():
     """Certificates of a composed and of a disjoint continuation."""
@@ -184,13 +179,6 @@ def test_warnings_and_reads_of_earlier_runs_stand_in_the_last_certificate():
 
 
 # -- Totals with other releases --------------------------------------------------
-
-
-def test_parent_released_besides_costs_nothing_more(kinds):
-    for child in kinds.values():
-        found = _total(child, child["earlier"][0])
-        assert found.epsilon_pld == pytest.approx(_stated(child), rel=1e-9)
-        assert (found.runs, found.delta) == (2, 1e-5)
 
 
 def test_plan_within_leaves_what_was_released_before_its_share():

@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import fast_oracle as oracle
 from helpers import plans
 
-from tfdpsq import privacy, validation
+from tfdpsq import validation
 from tfdpsq.privacy import fast
 
 keras = tf.keras
@@ -191,14 +191,8 @@ def test_inputs_that_only_look_like_the_examples_are_refused_by_train():
         return tf.reduce_sum(batch["x"] * embed(tf.range(4)), [1, 2])
 
     with pytest.raises(validation.InputError, match="leaving out rows moves"):
-        privacy.train(
-            plans.plan(num_units=16, batch_size=4, steps=1),
-            losses,
-            embed.trainable_variables,
-            plans.optimizer(),
-            lambda at: {"x": x[at]},
-            4,
-            layers=[embed],
+        plans.trained(
+            plans.plan(num_units=16, batch_size=4, steps=1), losses, [embed], {"x": x}
         )
 
 

@@ -28,7 +28,6 @@ def _by_unit(gradients, size, weights=None):
     ("name", "size"), [(name, 2 + number % 2) for number, name in enumerate(_NAMES)]
 )
 def test_units_equal_a_naive_float64_loop(name, size):
-    """Cross terms between the rows of a unit included."""
     _, twin, x = oracle.made(name)
     rows = oracle.naive(twin, x)
     gradients = _by_unit(rows, size)

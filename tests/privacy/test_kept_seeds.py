@@ -4,13 +4,12 @@ import functools
 import itertools
 import json
 import operator
-import shutil
+import os
 
 import pytest
 import tensorflow as tf
-from helpers.small_runs import small_run, small_spec
 
-from tfdpsq.privacy import checkpoint, discard_state, read_ledger
+from tfdpsq.privacy import checkpoint, discard_state
 from tfdpsq.privacy.training import Kept
 from tfdpsq.validation import DataError, InputError
 
@@ -34,6 +33,10 @@ def test_every_run_draws_a_seed_of_128_bits(tmp_path):
     # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
     for one, other in itertools.combinations(seeds, 2):
         assert 20 < bin(one ^ other).count("1") < 108
+    # Nor is a state kept that was made under the seed before.
+    checkpoint.save(tmp_path, 0, [tf.Variable(1.0)], "run")
+    checkpoint.open_secrets(tmp_path, "run", 0, {})
+    assert os.listdir(tmp_path / checkpoint.STATE) == [checkpoint.SECRETS]
     discard_state(tmp_path)
     assert not (tmp_path / checkpoint.STATE).exists()
     discard_state(tmp_path)
@@ -48,24 +51,6 @@ def test_seeds_and_states_are_bound_to_the_run_of_their_ledger(tmp_path):
     checkpoint.save(tmp_path, 1, [tf.Variable([1.0, 2.0])], "one")
     with pytest.raises(DataError, match="state of another run"):
         checkpoint.restore(tmp_path, [tf.Variable([1.0, 2.0])], 1, "other")
-
-
-def test_copied_directory_that_goes_on_is_another_run(tmp_path):
-    """Before a step is paid for: under one noise both together would reveal it."""
-
-    def interrupt(step):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        small_run(tmp_path / "one", small_spec(), before_step=interrupt)
-    shutil.copytree(tmp_path / "one", tmp_path / "other")
-    seeds, runs = set(), set()
-    for directory in (tmp_path / "one", tmp_path / "other"):
-        assert small_run(directory, small_spec()) == 3
-        kept = directory / checkpoint.STATE / checkpoint.SECRETS
-        seeds.add(json.loads(kept.read_text())["seed"])
-        runs.add(read_ledger(directory / "ledger.jsonl").run)
-    assert len(seeds) == len(runs) == 2
 
 
 def test_objects_that_hold_the_seed_do_not_show_it(tmp_path):

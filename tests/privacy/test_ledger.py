@@ -53,8 +53,6 @@ def test_ledger_without_paid_steps_begins_again_as_another_run(tmp_path):
         with _open(path, plan, steps=steps) as ledger:
             runs.add(ledger.run)
             assert (ledger.steps_paid, ledger.steps_allowed) == (0, steps)
-            with pytest.raises(InputError, match="another process uses it"):
-                _open(path, plan, steps=steps)
             assert ledger.pay(0)
     assert len(runs) == 2
     with _open(copy, "x", steps=3) as ledger:  # now it goes on

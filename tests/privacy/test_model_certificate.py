@@ -1,12 +1,10 @@
 """The certificate that a private model of another project has."""
 
 import json
-import shutil
 
-import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import plans
+from helpers.fitted import compiled, data, functional, plan_of
 
 from tfdpsq import privacy
 from tfdpsq.privacy.proof import certificate as certificates
@@ -14,31 +12,16 @@ from tfdpsq.validation import InputError
 
 
 def _model(wrapped=None, options=None, **changes):
-    spec = dict(
-        epsilon=8.0,
-        clip_norm=1.0,
-        num_units=64,
-        n_is_public=True,
-        batch_size=16,
-        steps=4,
-    )
-    plan = plans.plan(**{**spec, **changes})
-    layers = [tf.keras.layers.Dense(3, input_shape=(6,))]
-    wrapped = wrapped or tf.keras.Sequential(layers)
-    model = privacy.PrivateModel(wrapped, plan, 8, **(options or {}))
-    model.compile(plans.optimizer(0.1, "adam"), loss="mean_squared_error")
-    return model
-
-
-def _data(rows=64):
-    random = np.random.default_rng(0)
-    return random.normal(size=(rows, 6)), random.normal(size=(rows, 3))
+    plan = plan_of(n_is_public=True, steps=4, **changes)
+    return compiled(wrapped or functional(), plan, **(options or {}))
 
 
 def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
     model = _model()
+    with pytest.raises(InputError, match="has run 0 of 4 steps; finish it"):
+        model.certificate("Three numbers from six.")
     model.reads.record("scores of an earlier model", "the terminal")
-    model.fit(*_data(), directory=tmp_path / "private")
+    model.fit(*data(), directory=tmp_path / "private")
     pairs = "hmac-sha256:" + "3" * 64
     written = tmp_path / "certificate.json"
     found = model.certificate("Three numbers from six.", fingerprints={"pairs": pairs})
@@ -64,7 +47,7 @@ def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             raise KeyboardInterrupt
 
-    x, y = _data()
+    x, y = data()
     options = {"directory": tmp_path / "private", "validation_data": (x, y)}
     with pytest.raises(KeyboardInterrupt):
         _model().fit(x, y, steps_per_epoch=2, callbacks=[Stop()], **options)
@@ -79,7 +62,7 @@ def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
 
 def _adapted():
     """A model whose first layer holds the mean and variance of the rows."""
-    x, y = _data()
+    x, y = data()
     scale = tf.keras.layers.Normalization()
     scale.adapt(x)
     outer = tf.keras.Sequential([scale, tf.keras.layers.Dense(3)])
@@ -113,38 +96,10 @@ def test_statistics_of_rows_are_released_only_where_their_owner_is_declared(tmp_
 
 def test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_not_hold():
     model = _model(sensitivity_multiplier=2.0)
-    model.fit(*_data())
+    model.fit(*data())
     with pytest.raises(InputError, match="sensitivity_multiplier is 2.0. Give"):
         model.certificate("Three numbers from six.")
     found = model.certificate("Three numbers.", "A row has two of them.")
     assert found["mechanism"]["sensitivity_argument"] == "A row has two of them."
     assert found["mechanism"]["sensitivity"] == 2.0
     assert privacy.verify_certificate(found).problems == ()
-
-
-def test_a_plan_that_was_stopped_is_stated_in_full():
-    """When it was stopped may tell of the data."""
-
-    class Stop(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = True
-
-    model = _model()
-    with pytest.raises(InputError, match="has run 0 of 4 steps; finish it"):
-        model.certificate("Three numbers from six.")
-    model.fit(*_data(), callbacks=[Stop()])
-    found = model.certificate("Three numbers from six.")
-    assert found["guarantee"]["epsilon"] == pytest.approx(model.plan.epsilon(4), 1e-6)
-    assert privacy.verify_certificate(found).problems == ()
-
-
-def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path):
-    """Two runs on the same rows would be certified as one."""
-    model, run = _model(), tmp_path / "run"
-    model.fit(*_data(), directory=run)
-    shutil.rmtree(run)
-    # As rerunning a notebook's cell does.
-    model.compile(plans.optimizer(0.1, "adam"), loss="mean_squared_error")
-    with pytest.raises(InputError, match="the same budget a second time"):
-        model.fit(*_data(), directory=run)
-    assert model.steps_executed == 4 and not run.exists()

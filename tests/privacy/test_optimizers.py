@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers import plans
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
-from tfdpsq.privacy import ENGINES, RunKey, engines, make_logical_step, train
+from tfdpsq.privacy import ENGINES, RunKey, engines, make_logical_step
 from tfdpsq.privacy.optimizers import require_new
 from tfdpsq.privacy.randomness.noise import draw_key, integers
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
@@ -93,7 +93,7 @@ def _batch(x, y, count):
     return {name: tf.constant(v) for name, v in values.items()}, tf.constant(count)
 
 
-def _run_steps(model, plan, optimizer, engine, batches, microbatch=4):
+def _step_of(model, plan, optimizer, engine, microbatch, jit=False):
     step = make_logical_step(
         plan,
         model.per_example_losses,
@@ -103,7 +103,12 @@ def _run_steps(model, plan, optimizer, engine, batches, microbatch=4):
         layers=model.layers,
         engine=engine,
     )
-    compiled, key = tf.function(step), RunKey(plan, 4)
+    return tf.function(step, jit_compile=jit)
+
+
+def _run_steps(model, plan, optimizer, engine, batches, microbatch):
+    compiled = _step_of(model, plan, optimizer, engine, microbatch)
+    key = RunKey(plan, 4)
     for number, batch in enumerate(batches):
         compiled(*_batch(*batch), [], key.step_keys(number))
     return [v.numpy() for v in model.variables]
@@ -114,18 +119,7 @@ def _first_step(engine, plan=None, jit=False, microbatch=4):
     model, plan = _Regression(), plan or _plan()
     optimizer = plans.optimizer(1.0)
     start = [v.numpy() for v in model.variables]
-    step = tf.function(
-        make_logical_step(
-            plan,
-            model.per_example_losses,
-            model.variables,
-            optimizer,
-            _at_once(engine, plan, microbatch),
-            layers=model.layers,
-            engine=engine,
-        ),
-        jit_compile=jit,
-    )
+    step = _step_of(model, plan, optimizer, engine, microbatch, jit)
     keys = RunKey(plan, 4).step_keys(0)
 
     def update(x, y, count):
@@ -318,10 +312,28 @@ def test_optimizers_that_the_plan_does_not_account_for_are_refused(make, message
         require_new(make(), 50)
 
 
-def test_an_unknown_engine_is_refused():
-    model = _Regression()
-    with pytest.raises(InputError, match="engine is 'ghost'; choose one of"):
-        _run_steps(model, _plan(), plans.optimizer(), "ghost", [])
+@pytest.mark.parametrize(
+    "microbatch_size, options, message",
+    [
+        (2, {"engine": "rowwise"}, "one unit at a time"),
+        (2, {"layers": []}, "needs layers"),
+        (5, {}, "a multiple of 5"),
+        (0, {}, "microbatch_size"),
+        (2, {"engine": "ghost"}, "engine is 'ghost'; choose one of"),
+    ],
+)
+def test_step_names_what_does_not_fit(microbatch_size, options, message):
+    model, plan = _Regression(), _plan()
+    with pytest.raises(InputError, match=message):
+        step = make_logical_step(
+            plan,
+            model.per_example_losses,
+            model.variables,
+            plans.optimizer(),
+            microbatch_size,
+            **{"layers": model.layers, **options},
+        )
+        step(*_batch(*_linear_rows(5, 3, 8), 8), [], RunKey(plan, 1).step_keys(0))
 
 
 def test_without_tensorflow_privacy_engine_fast_takes_the_same_step(monkeypatch):
@@ -390,13 +402,6 @@ def test_a_loss_of_groups_must_keep_to_its_group():
         return tf.square(scores - tf.reduce_mean(scores))
 
     with pytest.raises(InputError, match="rows read others"):
-        train(
-            plan,
-            coupled,
-            [layer.kernel],
-            plans.optimizer(0.1),
-            lambda rows: {"x": x[rows]},
-            plan.max_rows,
-            layers=[layer],
-            engine="vectorized",
+        plans.trained(
+            plan, coupled, [layer], {"x": x}, plan.max_rows, engine="vectorized"
         )

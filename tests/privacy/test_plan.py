@@ -6,6 +6,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+import scipy.stats
 
 from tfdpsq.privacy import Groups, PrivacySpec, make_plan
 from tfdpsq.privacy import plan as plans
@@ -152,22 +153,31 @@ def test_noise_multiplier_has_six_digits_on_every_machine():
     assert sigma == float(f"{sigma:.6g}")
 
 
-def test_epsilon_is_at_the_delta_that_truncation_leaves():
-    """M is so small that cutting batches off costs a third of δ or more."""
-    plan = _plan(max_batch_size=14, delta=8e-3, steps=2)
-    tails = [math.comb(59, k) * 0.1**k * 0.9 ** (59 - k) for k in range(14)]
-    tau = 2 * (1 - math.fsum(tails))  # T·Pr[Bin(n - 1, q) >= M]
-    assert 0.3 * 8e-3 < tau < 0.7 * 8e-3
-    assert plan.truncation_delta(2) == pytest.approx(tau, rel=1e-9)
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_epsilon_is_at_the_delta_that_truncation_leaves(accountant):
+    """At the stated ε, what dp-accounting says of δ and truncation's τ are δ.
 
-    def by_library(steps, delta):
-        book = dp_accounting.rdp.RdpAccountant()
-        book.compose(training_event(plan.noise_multiplier, 0.1, steps))
-        return book.get_epsilon(delta)
-
-    for steps in (1, 2):
-        left = by_library(steps, 8e-3 - steps * tau / 2)
-        assert plan.epsilon(steps) == pytest.approx(left, rel=2e-3)
-        assert plan.epsilon_so_far(steps) >= (1 - 1e-9) * plan.epsilon(steps)
-        assert by_library(steps, 8e-3) < 0.99 * left
-    assert plan.epsilon(2) <= 2.0
+    M is so small that cutting batches off costs a fifth of δ or more.
+    """
+    plan = _plan(
+        num_units=400,
+        batch_size=40,
+        steps=30,
+        max_batch_size=67,
+        accountant=accountant,
+    )
+    target = plan.spec.target_delta
+    assert 0.2 < plan.truncation_delta(30) / target < 0.8
+    assert 0.98 * 2 <= plan.epsilon(30) <= 2
+    for steps in (1, 30):
+        event = training_event(plan.noise_multiplier, 0.1, steps)
+        library = dp_accounting.rdp.RdpAccountant()
+        if accountant == "pld":
+            library = dp_accounting.pld.PLDAccountant()
+        spent = library.compose(event).get_delta
+        tail = steps * scipy.stats.binom.sf(66, 399, 0.1)  # T·Pr[Bin(n - 1, q) >= M]
+        epsilon = plan.epsilon(steps)
+        # What is stated holds, and hardly anything less would.
+        assert spent(epsilon) + tail <= target * (1 + 1e-9)
+        assert spent(epsilon - 1e-3) + tail > target
+        assert plan.epsilon_so_far(steps) >= (1 - 1e-9) * epsilon

@@ -17,7 +17,6 @@ from helpers import plans
 from helpers.rounding import Device
 from tensorflow.compiler.tf2xla.python import xla
 
-from tfdpsq import privacy
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms
 
@@ -311,14 +310,11 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again(epsilon):
     experimental.enable_tensor_float_32_execution(True)
     plan = plans.plan(num_units=8, batch_size=4, steps=1, epsilon=epsilon)
     try:
-        privacy.train(
+        plans.trained(
             plan,
             losses,
-            layer.trainable_variables,
-            plans.optimizer(1e-3),
-            lambda at: {"x": np.ones([len(at), 3], np.float32)},
-            4,
-            layers=[layer],
+            [layer],
+            {"x": np.ones([8, 3], np.float32)},
             before_step=lambda step: seen.clear(),
         )
         assert seen and set(seen) == {math.isinf(epsilon)}

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import PrivateModel, read_ledger, train
+from tfdpsq.privacy import PrivateModel, read_ledger, training
 from tfdpsq.validation import InputError
 
 _plan = functools.partial(
@@ -31,10 +31,7 @@ def _train(plan, take, **options):
             x = tf.cast(tf.stack([lengths] * 3, 1), tf.float32)
         return layer(x)[:, 0]
 
-    optimizer = plans.optimizer(0.1)
-    return train(
-        plan, losses, [layer.kernel], optimizer, take, 5, layers=[layer], **options
-    )
+    return plans.trained(plan, losses, [layer], take, 5, **options)
 
 
 @pytest.mark.parametrize("bad, where", [(0, "tried before the first step"), (7, "of")])
@@ -61,45 +58,12 @@ def test_a_text_that_is_not_utf8_costs_no_step(tmp_path):
     # Every step draws it, but no trial does.
     plan = _plan(batch_size=20, sampler="shuffled", n_is_public=True, steps=2)
     with pytest.raises(ValueError) as e:  # TensorFlow's own, if it is not refused
-        _train(
-            plan,
-            lambda at: {"text": texts[at]},
-            directory=tmp_path,
-            data_fingerprint="texts",
-        )
+        _train(plan, {"text": texts}, directory=tmp_path)
     assert "'text' has a text that is not UTF-8" in str(e.value)
     assert "secret" not in str(e.value) and e.value.__suppress_context__
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 0
     texts[7] = "Grüße, 漢字"
-    assert _train(plan, lambda at: {"text": texts[at]}) == 2
-
-
-def _squared(target, predicted):
-    return tf.reduce_sum(tf.square(target - predicted), -1)
-
-
-def _fitted(validation_data, **compiled):
-    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
-    private = PrivateModel(model, _plan(), microbatch_size=5)
-    private.compile(plans.optimizer(0.1), _squared, **compiled)
-    try:
-        return private, private.fit(x, x.sum(1), validation_data=validation_data(x))
-    except Exception as error:
-        return private, error
-
-
-@pytest.mark.parametrize(
-    "validation_data, compiled",
-    [
-        (lambda x: (x, x.sum(1)), {"metrics": ["acuracy"]}),
-        (lambda x: (x, np.array(["secret"] * 20)), {}),
-    ],
-)
-def test_validation_that_cannot_be_evaluated_costs_no_epoch(validation_data, compiled):
-    private, error = _fitted(validation_data, **compiled)
-    assert isinstance(error, (ValueError, TypeError))
-    assert "secret" not in str(error) and private.steps_executed == 0
+    assert _train(plan, {"text": texts}) == 2
 
 
 def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
@@ -114,6 +78,15 @@ def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
         private.fit(np.ones([20, 3], np.float32), y)
     out, err = capfd.readouterr()
     assert "471147114" not in str(caught.value) + out + err
+
+
+@pytest.mark.parametrize("level, warned", [("0", True), ("2", False)])
+def test_train_warns_where_tensorflow_may_log_rows(monkeypatch, caplog, level, warned):
+    """An operation that refuses a value logs values of its whole batch."""
+    monkeypatch.setattr(training, "LOG_LEVEL", level)
+    with caplog.at_level("WARNING"), pytest.raises(InputError, match="units is"):
+        _train(_plan(), {}, units="twelve")
+    assert ("TF_CPP_MIN_LOG_LEVEL" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from helpers import plans
 
-from tfdpsq.privacy import Diverged, Preempted, train
+from tfdpsq.privacy import Diverged, Preempted
 from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
+from tfdpsq.privacy.step import Setup, rows_of_batch
 from tfdpsq.validation import InputError
 
 _N, _STEPS, _MICROBATCH = 60, 7, 4
@@ -25,7 +26,17 @@ _plan = functools.partial(
 class _Run:
     """A classifier with dropout, trained with a fixed seed, or a directory's."""
 
-    def __init__(self, strategy, plan=None, seed=3, rate=0.05, interrupt=(), **options):
+    def __init__(
+        self,
+        strategy,
+        plan=None,
+        seed=3,
+        rate=0.05,
+        interrupt=(),
+        microbatch=_MICROBATCH,
+        optimizer="adam",
+        **options,
+    ):
         random = np.random.default_rng(0)
         x = random.normal(size=[_N, 6]).astype(np.float32)
         y = random.normal(size=[_N]).astype(np.float32)
@@ -42,7 +53,7 @@ class _Run:
                 ]
             )
             model.build([None, 6])
-            optimizer = plans.optimizer(rate, "adam")
+            optimizer = plans.optimizer(rate, optimizer)
 
             def note(done, loss):
                 self.losses.append((done, loss))
@@ -52,16 +63,14 @@ class _Run:
 
             options.setdefault("on_step", note)
             try:
-                self.executed = train(
+                self.executed = plans.trained(
                     plan,
                     lambda batch: (model(batch["x"], True)[:, 0] - batch["y"]) ** 2,
-                    model.trainable_variables,
+                    [model],
+                    {"x": x, "y": y},
+                    microbatch,
                     optimizer,
-                    lambda rows: {"x": x[rows], "y": y[rows]},
-                    _MICROBATCH,
-                    layers=[model],
                     seed=None if "directory" in options else seed,
-                    data_fingerprint="sixty rows" if "directory" in options else "",
                     **options,
                 )
             except Preempted as stopped:
@@ -94,23 +103,37 @@ def test_replicas_train_the_same_weights(strategy_of, alone, replicas):
     np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-4)
 
 
+@pytest.mark.parametrize("microbatch, engine", [(7, "fast"), (4, "rowwise")])
+def test_draws_follow_a_rows_place_whatever_the_microbatches(
+    strategy_of, alone, microbatch, engine
+):
+    other = _Run(strategy_of(1), microbatch=microbatch, engine=engine)
+    other.assert_like(alone, atol=1e-6)
+
+
 def test_other_rows_would_be_seen(strategy_of, alone):
     other = _Run(strategy_of(1), seed=4)
     assert max(np.abs(a - b).max() for a, b in zip(other.weights, alone.weights)) > 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"secure": True}])
-def test_replicas_of_other_plans_train_the_same(strategy_of, options):
-    plan = _plan(**options)
-    shared = _Run(strategy_of(2), plan)
-    shared.assert_like(_Run(strategy_of(1), plan))
+@pytest.mark.parametrize(
+    "changes, optimizer",
+    [({"epsilon": math.inf}, "adam"), ({"secure": True}, "t5x_adafactor")],
+)
+def test_replicas_of_other_plans_train_the_same(strategy_of, changes, optimizer):
+    plan = _plan(**changes)
+    shared = _Run(strategy_of(2), plan, optimizer=optimizer)
+    shared.assert_like(_Run(strategy_of(1), plan, optimizer=optimizer))
 
 
 @pytest.mark.parametrize(
-    "before, after", [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
+    "before, after, microbatch",
+    [(2, 1, 4), (1, 1, 2), pytest.param(1, 2, 4, marks=pytest.mark.slow)],
 )
-def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after):
+def test_a_run_goes_on_under_other_replicas_and_microbatches(
+    strategy_of, tmp_path, before, after, microbatch
+):
     """Killed between two saved states; what is redone is the same step."""
     options = {"directory": tmp_path / "whole", "save_every": 2}
     assert _Run(strategy_of(1), interrupt=[1], **options).preempted == 1
@@ -127,7 +150,7 @@ def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after
     with pytest.raises(Killed):
         _Run(strategy_of(before), on_step=die, **options)
     assert read_ledger(tmp_path / "moved" / FILE_NAME).steps_paid == 5
-    moved = _Run(strategy_of(after), **options)
+    moved = _Run(strategy_of(after), microbatch=microbatch, **options)
     assert [done for done, _ in moved.losses] == [5, 6, 7]
     whole = _Run(strategy_of(1), directory=tmp_path / "whole", save_every=2)
     moved.assert_like(whole)
@@ -138,28 +161,14 @@ def test_a_run_goes_on_under_other_replicas(strategy_of, tmp_path, before, after
     assert ledgers[0] == ledgers[1]  # every step once
 
 
-# -- Steps ----------------------------------------------------------------------------
-
-
-def test_a_step_is_paid_for_before_hooks_and_saved_where_states_are(
-    strategy_of, tmp_path
-):
-    paid = {}
-
-    def note(done, loss):
-        paid[done] = read_ledger(tmp_path / FILE_NAME).steps_paid
-
-    run = _Run(strategy_of(1), on_step=note, directory=tmp_path, save_every=4)
-    assert run.executed == _STEPS
-    assert paid == {step: step for step in range(1, _STEPS + 1)}
-    states = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
-    assert states == ["step-00000004.npz", "step-00000007.npz"]
-
-
-def test_a_stop_pays_for_the_whole_plan(strategy_of, tmp_path):
-    run = _Run(strategy_of(1), directory=tmp_path, on_step=lambda done, loss: done == 2)
-    assert run.executed == _STEPS == read_ledger(tmp_path / FILE_NAME).steps_paid
-    assert run.state[0] == 2  # iterations
+def test_more_replicas_than_microbatches_are_refused(strategy_of):
+    plan = _plan()
+    setup = Setup(plan, len, [], [], -(-plan.max_rows // 3))
+    with strategy_of(2).scope():
+        assert rows_of_batch(setup) == 4 * setup.microbatch_size
+    with strategy_of(4).scope():
+        with pytest.raises(InputError, match="makes 3 microbatches for 4 replicas"):
+            rows_of_batch(setup)
 
 
 # -- Being asked to end ---------------------------------------------------------------
@@ -203,35 +212,25 @@ def test_a_step_that_xla_compiled_is_not_repeated_uncompiled(strategy_of, tmp_pa
 # -- Divergence -----------------------------------------------------------------------
 
 
-class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that is infinite from a step on, where a step is compiled.
-
-    Checks beforehand call it outside and see nothing wrong.
-    """
-
-    def __init__(self, last):
-        self._last = last
-
-    def __call__(self, step):
-        then = math.inf if tf.inside_function() else 0.05
-        return tf.where(tf.cast(step, tf.int64) < self._last, 0.05, then)
-
-    def get_config(self):
-        return {"last": self._last}
-
-
 @pytest.mark.parametrize("replicas, secure", [(1, False), (2, True)])
 def test_a_run_that_diverges_ends_at_its_last_finite_step_and_pays_for_the_plan(
     strategy_of, tmp_path, replicas, secure
 ):
-    """Step 5 makes the weights infinite; those of step 4 are computed again from 3."""
+    """Step 5 makes the weights infinite; those of step 4 are computed again from 3.
+
+    Hooks see none of them a second time.
+    """
+    begun = []
     run = _Run(
         strategy_of(replicas),
         _plan(secure=secure),
-        rate=_Breaks(4),
+        rate=plans.Breaks(4),
         directory=tmp_path,
         save_every=3,
+        before_step=begun.append,
     )
+    assert [done for done, _ in run.losses] == [1, 2, 3, 4, 5]
+    assert begun == [0, 1, 2, 3, 4]
     ended = run.diverged
     assert (ended.paid, ended.weights_of) == (_STEPS, 4)
     assert ended.diverged_at == 5

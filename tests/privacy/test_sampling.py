@@ -93,18 +93,6 @@ def test_draws_are_empty_or_truncated_at_the_maximum():
     assert set(PoissonSampler(9, 1.0, 20).draw(0).indices[:9]) == set(range(9))
 
 
-def test_a_shuffled_epoch_is_a_permutation_cut_into_equal_batches():
-    sampler = ShuffledSampler(23, 4, seed=1)  # 5 steps an epoch
-    left_out = set()
-    for epoch in range(30):
-        rows = [sampler.draw(5 * epoch + batch).indices for batch in range(5)]
-        assert all(len(batch) == 4 for batch in rows)
-        epoch_rows = set(np.concatenate(rows).tolist())
-        assert len(epoch_rows) == 20 and epoch_rows <= set(range(23))
-        left_out |= set(range(23)) - epoch_rows
-    assert left_out == set(range(23))  # others every time
-
-
 def test_users_rows_lie_together_and_those_they_lack_have_weight_zero():
     # b owns rows 0, 2, 4; a owns 1, 5; c owns 3; d owns 6. Units are a, b, c, d.
     owned = [{1, 5}, {0, 2, 4}, {3}, {6}]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from helpers import plans
 
-from tfdpsq.privacy import RunKey, checkpoint, train
+from tfdpsq.privacy import RunKey, checkpoint
 from tfdpsq.privacy.randomness import secure
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import PURPOSES, SecureSource, SecureStream
@@ -83,16 +83,8 @@ def test_tensorflow_is_given_seeds_of_subkeys_of_their_own(monkeypatch):
     layer = tf.keras.layers.Dense(1, use_bias=False)
     layer.build([None, 3])
     monkeypatch.setattr(tf.random, "set_seed", given.append)
-    train(
-        plan,
-        lambda batch: layer(batch["x"])[:, 0],
-        [layer.kernel],
-        plans.optimizer(),
-        lambda at: {"x": np.ones([len(at), 3], np.float32)},
-        10,
-        layers=[layer],
-        seed=seed,
-    )
+    rows = {"x": np.ones([20, 3], np.float32)}
+    plans.trained(plan, lambda b: layer(b["x"])[:, 0], [layer], rows, 10, seed=seed)
     low = (1 << 63) - 1
     half, other = (
         int.from_bytes(_subkey(seed, purpose)[:16], "big")
@@ -347,13 +339,6 @@ def test_what_training_adds_is_on_the_grid(jit):
         np.testing.assert_array_equal(one, np.rint(one))
         exact = np.float64(value) + np.float64(integers) * plan.grid_step
         np.testing.assert_allclose(one * plan.grid_step, exact, rtol=1e-6)
-    # Variables of one shape, and steps, have noise of their own.
-    again = key.secure_noise(0, variables)
-    other = key.secure_noise(1, variables)
-    np.testing.assert_array_equal(noise[0], again[0])
-    vectors = [np.ravel(one).astype(float) for one in (*noise, *other)]
-    for one, two in itertools.combinations(vectors, 2):
-        assert abs(np.corrcoef(one, two)[0, 1]) < 4.5 / math.sqrt(600)
 
 
 def test_neighbours_on_the_grid_are_no_further_apart_than_stated():
@@ -384,22 +369,6 @@ def test_step_without_noise_is_refused():
         privatized(plan, [tf.zeros([3])], [], RunKey(plan).step_keys(0))
     for other in (_plan(secure=False), _plan(epsilon=math.inf)):
         assert RunKey(other).secure_noise(0, [tf.zeros(1)]) == []
-
-
-# -- Settings and words ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"secure": "yes"}, "secure is 'yes'"),
-        ({"clip_norm": 1e-30}, "clip_norm is 1e-30"),
-        ({"clip_norm": 1e30}, "clip_norm is 1e.30"),
-    ],
-)
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        _plan(**changes)
 
 
 def test_a_missing_library_is_named_before_anything_is_spent(monkeypatch):

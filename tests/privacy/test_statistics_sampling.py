@@ -89,18 +89,13 @@ _STATISTICS = {
 # -- Samplers that are off ----------------------------------------------------------
 
 
-class _Wrong:
+def _wrong(choose):
     """Draws whatever `choose(random, step)` says."""
-
-    def __init__(self, choose):
-        self._choose = choose
-
-    def matrix(self):
-        random = np.random.default_rng(0)
-        draws = np.zeros((_STEPS, _UNITS))
-        for step in range(_STEPS):
-            draws[step, self._choose(random, step)] = 1
-        return draws
+    random = np.random.default_rng(0)
+    draws = np.zeros((_STEPS, _UNITS))
+    for step in range(_STEPS):
+        draws[step, choose(random, step)] = 1
+    return draws
 
 
 def _fixed_size(random, step):
@@ -151,7 +146,7 @@ def _shuffled(random, step):
     ],
 )
 def test_broken_samplers_are_rejected(choose, rejecting):
-    draws = _Wrong(choose).matrix()
+    draws = _wrong(choose)
     rejected = {name for name, test in _STATISTICS.items() if test(draws) < _REJECTED}
     assert rejected >= rejecting
 
@@ -193,7 +188,6 @@ def test_draws_of_other_seeds_are_independent():
 
 @pytest.mark.parametrize("secure, sound", [(0, True), (1, True), (None, False)])
 def test_truncation_keeps_a_uniformly_random_subset(secure, sound):
-    """And in random order; a sampler that keeps the first rows is rejected."""
     sampler = PoissonSampler(10, 0.9, 3, seed=SecureSource(1) if secure else 1)
     kept = collections.Counter()
     random = np.random.default_rng(0)

@@ -9,8 +9,7 @@ import tensorflow as tf
 from helpers import plans
 from helpers.small_runs import interrupted_at
 
-from tfdpsq.layers.seeded_dropout import SeededDropout
-from tfdpsq.privacy import Groups, Preempted, optimizers, read_ledger, train
+from tfdpsq.privacy import Groups, Preempted, optimizers, read_ledger
 from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.randomness.sampling import Draw
 from tfdpsq.validation import InputError
@@ -18,18 +17,16 @@ from tfdpsq.validation import InputError
 _plan = functools.partial(plans.plan, num_units=12, batch_size=6, steps=4)
 
 
-def _run(plan, per_example_losses, optimizer=None, take=None, **options):
+def _run(plan, per_example_losses, optimizer=None, **options):
     layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     layer.build([None, 3])
     data = np.arange(1, 13, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
-    executed = train(
+    executed = plans.trained(
         plan,
         lambda batch: per_example_losses(batch, layer),
-        [layer.kernel],
-        optimizer or tf.keras.optimizers.SGD(0.1),
-        take or (lambda rows: {"x": data[rows]}),
-        options.pop("microbatch_size", 4),
-        layers=[layer],
+        [layer],
+        {"x": data},
+        optimizer=optimizer,
         **options,
     )
     return executed, layer.kernel.numpy()
@@ -37,60 +34,6 @@ def _run(plan, per_example_losses, optimizer=None, take=None, **options):
 
 def _linear(batch, layer):
     return layer(batch["x"])[:, 0]
-
-
-def test_the_seed_replays_a_run_of_every_planned_step():
-    seen = []
-    executed, weight = _run(
-        _plan(), _linear, seed=5, on_step=lambda step, loss: seen.append(step)
-    )
-    assert executed == 4 and seen == [1, 2, 3, 4]
-    assert np.abs(weight).min() > 0
-    again, other = (_run(_plan(), _linear, seed=n)[1] for n in (5, 6))
-    np.testing.assert_array_equal(weight, again)
-    assert not np.array_equal(weight, other)
-
-
-def test_draws_whose_seed_is_in_the_graph_are_refused():
-    """TensorFlow keeps 31 bits of the global seed, as an attribute of the operation."""
-
-    def losses(batch, layer):
-        return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
-
-    with pytest.raises(ValueError, match="resumed run cannot repeat"):
-        _run(_plan(), losses)
-
-
-@pytest.mark.parametrize(
-    "random_layer",
-    [tf.keras.layers.Dropout(0.5), SeededDropout(0.5)],
-)
-def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
-    """The global seed, public here, does not decide what they draw."""
-    model = tf.keras.Sequential(
-        [
-            tf.keras.layers.Input([3]),
-            random_layer,
-            tf.keras.layers.Dense(1, kernel_initializer="ones"),
-        ]
-    )
-    plan = _plan(num_units=12, batch_size=12, delta=0.04, steps=1)
-    # Of distinct numbers, so that no two masks leave the same sum.
-    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    seen = []
-    for _ in range(2):
-        tf.random.set_seed(7)
-        train(
-            plan,
-            lambda batch: model(batch["x"], training=True)[:, 0],
-            model.trainable_variables,
-            tf.keras.optimizers.SGD(0.0),
-            lambda rows: {"x": data[rows]},
-            12,
-            layers=[model],
-            on_step=lambda step, loss: seen.append(loss),
-        )
-    assert seen[0] != pytest.approx(seen[1], rel=1e-4)
 
 
 def test_a_loss_may_ask_tensors_in_pythons_words():
@@ -106,7 +49,7 @@ def test_a_loss_may_ask_tensors_in_pythons_words():
 
     # Without a guarantee a loss may read what else is there.
     plan = _plan(epsilon=math.inf)
-    options = dict(seed=5, microbatch_size=12)
+    options = dict(seed=5, microbatch=12)
     _, found = _run(plan, losses, **options)
     _, expected = _run(plan, lambda *given: 2.0 * _linear(*given), **options)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -114,17 +57,23 @@ def test_a_loss_may_ask_tensors_in_pythons_words():
 
 
 @pytest.mark.parametrize("epsilon", [2.0, math.inf])
-def test_what_does_not_fit_a_run_is_refused(epsilon):
-    plan = _plan(epsilon=epsilon)
-    optimizer = tf.keras.optimizers.SGD(0.1)
+def test_an_optimizer_serves_one_run(epsilon):
+    plan, optimizer = _plan(epsilon=epsilon), tf.keras.optimizers.SGD(0.1)
     _run(plan, _linear, optimizer)
     with pytest.raises(InputError, match="has taken steps"):
         _run(plan, _linear, optimizer)
-    two = {"x": np.ones((2, 3), np.float32)}
-    with pytest.raises(InputError, match=r"take returned 'x' with shape \(2, 3\)"):
-        _run(plan, _linear, take=lambda rows: two)
-    with pytest.raises(InputError, match="directory keeps a seed of its own"):
-        _run(plan, _linear, seed=1, directory="run", data_fingerprint="rows")
+
+
+def test_rows_that_take_leaves_out_are_noticed_without_epsilon_too():
+    """Where ε is infinite no check runs before the first step."""
+    layer, plan = tf.keras.layers.Dense(1), _plan(epsilon=math.inf)
+    layer.build([None, 3])
+
+    def take(rows):
+        return {"x": np.ones([min(len(rows), 3), 3], np.float32)}
+
+    with pytest.raises(InputError, match="take returned 3 rows"):
+        plans.trained(plan, lambda batch: _linear(batch, layer), [layer], take)
 
 
 def test_a_loss_reads_no_private_number_of_rows():
@@ -145,7 +94,7 @@ def test_a_loss_reads_no_private_number_of_rows():
     _run(
         plan,
         losses,
-        microbatch_size=12,
+        microbatch=12,
         before_step=lambda step: tried or tried.append(len(sizes)),
     )
     assert set(sizes[tried[0] :]) == {12}
@@ -155,7 +104,7 @@ def test_a_loss_reads_no_private_number_of_rows():
 def test_a_microbatch_larger_than_any_draw_is_all_of_it():
     """However large: no padding to its size, and the same weights."""
     runs = [
-        _run(_plan(), _linear, seed=5, microbatch_size=size)[1]
+        _run(_plan(), _linear, seed=5, microbatch=size)[1]
         for size in (4, _plan().max_rows, 10**15)
     ]
     np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
@@ -184,29 +133,19 @@ def test_an_empty_place_inside_a_draw_counts_for_nobody(private):
 
 def test_state_set_before_a_step_is_restored_after_a_resume(tmp_path):
     """`before_step` sees every step once its state is there, after a resume too."""
-    x = np.random.default_rng(0).normal(size=[12, 3]).astype(np.float32)
 
     def run(directory, stop_after=None):
-        layer, seen = tf.keras.layers.Dense(1), []
-        layer.build([None, 3])
-        memory = tf.Variable(0.0, trainable=False)
+        memory, seen = tf.Variable(0.0, trainable=False), []
 
         def before(step):
             seen.append((step, float(memory)))
             if step % 3 == 0:
                 memory.assign(float(step) + 0.5)
 
-        plan = _plan(steps=7)
-        train(
-            plan,
-            lambda batch: tf.square(layer(batch["x"]))[:, 0] + memory,
-            layer.trainable_variables,
-            tf.keras.optimizers.SGD(0.1),
-            lambda rows: {"x": x[rows]},
-            4,
-            layers=[layer],
+        _run(
+            _plan(steps=7),
+            lambda batch, layer: _linear(batch, layer) ** 2 + memory,
             directory=directory,
-            data_fingerprint="x",
             save_every=1,
             before_step=before,
             state=[memory],
@@ -253,16 +192,14 @@ def _kept(directory, fails=lambda rows: False, microbatch=4, spec=(), **options)
             slots = optimizers.build(optimizer, [layer.kernel])
             assert not any(np.any(slot) for slot in slots[1:] if slot.shape.rank)
 
-    train(
+    plans.trained(
         plan,
         losses,
-        [layer.kernel],
-        optimizer,
-        lambda at: {"x": data[at]},
+        [layer],
+        {"x": data},
         microbatch,
-        layers=[layer],
+        optimizer,
         directory=directory,
-        data_fingerprint="twelve rows",
         before_step=unmoved,
         **options,
     )
@@ -301,16 +238,13 @@ def test_a_rehearsed_step_that_fails_costs_nothing_and_moves_no_weight(tmp_path)
     layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     layer.build([None, 3])
     with pytest.raises(InputError, match="a step could not be tried"):
-        train(
+        plans.trained(
             _plan(),
             lambda batch: layer(batch["x"])[:, 0] ** 2,
-            [layer.kernel],
-            _Full(0.1),
-            lambda at: {"x": np.ones([len(at), 3], np.float32)},
-            4,
-            layers=[layer],
+            [layer],
+            {"x": np.ones([12, 3], np.float32)},
+            optimizer=_Full(0.1),
             directory=tmp_path,
-            data_fingerprint="twelve rows",
         )
     np.testing.assert_array_equal(layer.kernel, np.ones([3, 1]))
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 0

@@ -32,15 +32,9 @@ _KINDS = {
 
 
 def _plan(kind):
-    values = dict(
-        epsilon=0.5,
-        clip_norm=0.5,
-        num_units=2000,
-        batch_size=100,
-        steps=12,
-        sensitivity_multiplier=2.0,
-    )
-    return make_plan(PrivacySpec(**{**values, **_KINDS[kind]}))
+    values = {"epsilon": 0.5, "num_units": 2000, "batch_size": 100, "steps": 12}
+    values |= {"sensitivity_multiplier": 2.0, "accountant": "pld"}
+    return plans.plan(**{**values, **_KINDS[kind]})
 
 
 def _certificate(kind, steps=12, run_id="ab" * 16):
@@ -99,7 +93,6 @@ def test_untouched_certificate_holds_and_describes_its_plan(kind):
     ],
 )
 def test_verification_recomputes_the_numbers(edits):
-    """A file of drifted or lost numbers does not hold."""
     assert verify_certificate(_edited(_certificate("poisson"), *edits)).problems
 
 
@@ -108,12 +101,6 @@ def test_words_are_not_compared():
     words = ("description", "guarantee.adjacency", "sampler.in_words", "warnings")
     changed = _edited(_certificate("poisson"), *((path, "other") for path in words))
     assert verify_certificate(changed).problems == ()
-
-
-@pytest.mark.parametrize("value", [{"format": "tfdpsq-certificate/2"}, {}, [1]])
-def test_other_formats_do_not_hold(value):
-    (problem,) = verify_certificate(value).problems
-    assert "it is no tfdpsq-certificate/4" in problem
 
 
 def test_higher_epsilon_of_a_coarser_accountant_is_taken():

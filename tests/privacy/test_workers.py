@@ -1,6 +1,5 @@
 """Two worker processes over loopback: one run, one ledger, one noise."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -8,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers import forking, killing, worker_child
 from helpers.small_runs import interrupted_at
 
@@ -21,7 +19,6 @@ _CHILD = pathlib.Path(__file__).parents[1] / "helpers/worker_child.py"
 
 def _start(base, options=((), ())):
     """Two workers, each with a directory of its own; only the chief's counts."""
-    cluster = {"worker": killing.addresses(2)}
     return [
         forking.Command(
             [
@@ -34,12 +31,10 @@ def _start(base, options=((), ())):
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                "TF_CONFIG": json.dumps(
-                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                ),
+                **variables,
             },
         )
-        for index in range(2)
+        for index, variables in enumerate(killing.cluster(2))
     ]
 
 
@@ -114,14 +109,3 @@ def test_any_difference_between_the_workers_rows_ends_them(monkeypatch):
         require_same_rows(dict(rows))
         with pytest.raises(ValueError, match="rows of a step are not the same on all"):
             require_same_rows(other)
-
-
-def test_one_worker_gets_back_what_it_gives():
-    assert workers.chiefs_number((1 << 255) + 5) == (1 << 255) + 5
-    assert workers.gathered(b"ab") == [b"ab"]
-    assert workers.any_of(True, False) == [True, False]
-    workers.require_same(b"x", "anything")
-    assert workers.is_chief() and not workers.several()
-    variable = tf.Variable([1.0])
-    workers.copy_from_chief([variable])
-    assert variable.numpy() == [1.0]
