@@ -336,11 +336,12 @@ def _paper(config, version):
 
 
 def _of_base(table):
-    """Returns a table without the rows and claims of other sizes."""
+    """Returns a table with rows of other sizes as published alone, without claims."""
     others = set(_SIZES) - set(_BASE)
     rows = {row: n for row, n in table["paper"].items() if row not in others}
+    left = {row: n for row, n in table["paper"].items() if row in others}
     claims = tuple(c for c in table["claims"] if {*c[:2]} <= rows.keys())
-    return {**table, "paper": rows, "claims": claims}
+    return {**table, "paper": rows, "published": left, "claims": claims}
 
 
 def _tiny(config):

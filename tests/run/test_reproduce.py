@@ -59,6 +59,16 @@ def test_page_has_the_papers_numbers_beside_ours(tmp_path):
     assert page.count("<svg") == 2
 
 
+def test_sizes_that_are_not_run_are_shown_as_published(tmp_path):
+    table = paper._of_base(paper.TABLES["3"])
+    found = {"tables": {"3": _compared(table, table["paper"])}}
+    assert tables.write(tmp_path, found, ()).endswith("4 of 4 orderings hold.")
+    page = (tmp_path / "tables.html").read_text()
+    for text in ("by ε, size base", "by size, epsilon 3", "synthetic-xl-eps3"):
+        assert text in page
+    assert page.count("<svg") == 2
+
+
 @pytest.mark.parametrize("name", [n for n, t in paper.TABLES.items() if t["claims"]])
 def test_every_claim_holds_of_the_papers_numbers_and_fails_of_doctored_ones(name):
     table = paper.TABLES[name]

@@ -84,7 +84,9 @@ def rows_of(table: Mapping[str, Any]) -> list[Row]:
 def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str, Any]:
     """Returns an entry of `tables` with our numbers next to the paper's, as JSON."""
     names, columns = table["columns"], list(next(iter(ours.values())))
-    paper = {row: dict(zip(names, n)) for row, n in table["paper"].items()}
+    published = {**table["paper"], **table.get("published", {})}  # also rows not run
+    paper = {row: dict(zip(names, numbers)) for row, numbers in published.items()}
+    missing = {row: dict[str, Cell]() for row in paper if row not in ours}
     return {
         "title": table["title"],
         "note": table.get("note", ""),
@@ -96,7 +98,7 @@ def compared(table: Mapping[str, Any], ours: Cells, resamples: int) -> dict[str,
                 "ours": {c: cell.value for c, cell in cells.items()},
                 "notes": {c: cell.note for c, cell in cells.items() if cell.note},
             }
-            for row, cells in ours.items()
+            for row, cells in (*ours.items(), *missing.items())
         ],
         "verdicts": [
             judge(tuple(claim), ours, paper, table["lower"], resamples)
@@ -264,9 +266,12 @@ def _plots(table: Mapping[str, Any]) -> Iterator[plots.Plot]:
     for by, of in (("ε", "size"), ("size", "epsilon")):
         for one in dict.fromkeys(getattr(row, of) for row, _ in rows):
             some = [each for row, each in rows if getattr(row, of) == one]
+            some.sort(key=lambda each: -each["paper"][column])
             at, labels = range(len(some)), [each["name"] for each in some]
-            whose = {w: [each[w][column] for each in some] for w in ("ours", "paper")}
-            curves = {name: (at, values) for name, values in whose.items()}
+            curves = {
+                whose: (at, [each[whose].get(column, math.nan) for each in some])
+                for whose in ("ours", "paper")
+            }
             if len(some) > 1:
                 title = f"{column} by {by}, {of} {one}"
                 yield plots.lines(curves, title, column, labels)
