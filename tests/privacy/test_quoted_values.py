@@ -45,7 +45,7 @@ def test_values_that_take_looks_up_are_not_quoted(bad, where):
         return {"x": tf.nn.embedding_lookup(table, ids[at]).numpy()}
 
     with pytest.raises((InputError, tf.errors.OpError)) as caught:
-        _train(_plan(), take)
+        _train(_plan(), take, seed=1)  # of fresh draws one in 4,096 would lack row 7
     said = str(caught.value)
     assert "987654" not in said and "Check take" in said
     assert re.search(f"the rows {where}.*could not be taken", said)
@@ -71,7 +71,7 @@ def test_tensorflow_logs_no_row_of_a_refused_batch(capfd):
     y = np.arange(20) % 9
     y[7] = 471147114
     model = tf.keras.Sequential([tf.keras.layers.Dense(10, input_shape=(3,))])
-    private = PrivateModel(model, _plan(), microbatch_size=5, strict=True)
+    private = PrivateModel(model, _plan(steps=12), microbatch_size=5, strict=True)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
     private.compile(plans.optimizer(0.1), loss=loss)
     with pytest.raises(InputError) as caught:
