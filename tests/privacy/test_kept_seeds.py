@@ -33,7 +33,7 @@ def test_every_run_draws_a_seed_of_128_bits(tmp_path):
     # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
     for one, other in itertools.combinations(seeds, 2):
         assert 20 < bin(one ^ other).count("1") < 108
-    # Nor is a state kept that was made under the seed before.
+    # A new seed also removes the state that was saved under the old one.
     checkpoint.save(tmp_path, 0, [tf.Variable(1.0)], "run")
     checkpoint.open_secrets(tmp_path, "run", 0, {})
     assert os.listdir(tmp_path / checkpoint.STATE) == [checkpoint.SECRETS]

@@ -1,4 +1,4 @@
-"""What the loop owes the ledger: pay first, and never from weights of somebody else.
+"""The ledger of a run: steps are paid before they run, from the run's own weights.
 
 In one process; test_resume.py kills, and compares what is repeated.
 """
