@@ -176,7 +176,8 @@ def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     if isinstance(use, Lookup):
         flat = tf.reshape(right * factors, [-1, width])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(left, [-1]), shape[0])
-    if left.shape[-1] < width:
+    # One input often meets several weights (query, key, value), and is scaled once.
+    if left.shape[-1] <= width:
         left *= factors
     else:
         right *= factors
