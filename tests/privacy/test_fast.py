@@ -235,7 +235,7 @@ class _LookedUpAndScaled(layers.Layer):
         (layers.LayerNormalization(center=False), [4, 5]),
         (layers.GroupNormalization(2, scale=False), [3, 4]),
         (layers.GroupNormalization(2, center=False), [3, 4]),
-        (layers.Dense(5000), [3, 8]),  # a Gram matrix in panels of 4,096 columns
+        (layers.Dense(5000), [3, 8]),  # a Gram matrix in panels of 1,024 columns
     ],
     ids=lambda given: getattr(given, "name", None),
 )

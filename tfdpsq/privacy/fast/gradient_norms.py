@@ -62,11 +62,12 @@ from tfdpsq.privacy.fast.factored import Direct, Outer
 
 # For squares that are too small for a float32.
 _TINY_POSITION, _TINY_SQUARE = 2.0**-100, 2.0**-90
-# Squares that are added up in their own precision; the rest follow in float64.
-_BLOCK = 256
-# Terms of an inner product that are added up at a time; see `_gram`. Panels of 1,024
-# tighten the bound by .02 % of the norm, and their copies cost a step one per cent.
-_PANEL = 4096
+# Squares that are added up in their own precision (the rest follow in float64), and
+# the positions whose products are added up in float64 at once.
+_BLOCK, _FEW = 256, 64
+# Terms of an inner product that are added up at a time, and the most that are not cut:
+# for T5-small's 2,048, copies would cost a step one per cent, and tighten nothing much.
+_PANEL, _UNCUT = 1024, 2048
 
 
 class Arithmetic(NamedTuple):
@@ -158,7 +159,8 @@ def squared_norms(uses: Sequence[Any]) -> Squared:
             both = length[:, :, tf.newaxis] * length[:, tf.newaxis, :]
             squares.append(_total(same * both))
         grams, widths = max(grams, made), max(widths, steps)
-        positions += use.right.shape[1] or tf.shape(use.right)[1]
+        if dtype == tf.float64 or not _is_short(use.right.shape[1]):
+            positions += use.right.shape[1] or tf.shape(use.right)[1]
     positions = tf.cast(positions * (2 if dtype == tf.float64 else 1), tf.float64)
     if len(uses) == 2:
         outer, lookup = uses
@@ -220,7 +222,7 @@ def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     order a device adds, a term meets at most `_chain(m)` roundings, not m.
     """
     width = one.shape[-1]
-    if width <= _PANEL:  # without a copy
+    if width <= _UNCUT:  # without a copy
         return factored.product(one, other, transpose_b=True)
     panels = [slice(begin, begin + _PANEL) for begin in range(0, width, _PANEL)]
     return tf.add_n(
@@ -230,7 +232,7 @@ def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 def _chain(terms: int) -> int:
     """The most roundings that a term of `_gram`'s inner products goes through."""
-    return min(terms, _PANEL) + (terms - 1) // _PANEL
+    return terms if terms <= _UNCUT else _PANEL + (terms - 1) // _PANEL
 
 
 def _lengths(gram: tf.Tensor) -> tf.Tensor:
@@ -242,10 +244,16 @@ def _total(terms: tf.Tensor) -> tf.Tensor:
     """Σ over all but the first axis, [B] float64: along the last one, then in float64.
 
     A term goes through as many roundings as the last axis is long, in whatever order a
-    device adds; in float64, as all summed axes together.
+    device adds, or none if it is short; in float64, as all summed axes together.
     """
+    if _is_short(terms.shape[-1]):
+        terms = tf.cast(terms, tf.float64)
     partial = tf.cast(tf.reduce_sum(terms, axis=-1), tf.float64)
     return tf.reduce_sum(partial, range(1, partial.shape.rank))
+
+
+def _is_short(axis: int | None) -> bool:
+    return axis is not None and axis <= _FEW
 
 
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
