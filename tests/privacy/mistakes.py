@@ -33,6 +33,11 @@ The norm of a tied embedding leaves out the product of its lookups and its logit
 - terms.append(2 * _total(met * _gram(
 + terms.append(0 * _total(met * _gram(
 
+Of a Gram matrix that XLA computes by halves only one half counts.
+@ privacy/fast/gradient_norms.py privacy/test_fast.py
+- [2.0] * positions
++ [1.0] * positions
+
 A token that a text holds twice counts as two different rows of the embedding.
 @ privacy/fast/gradient_norms.py privacy/test_fast.py
 - use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :]

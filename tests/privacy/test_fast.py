@@ -114,6 +114,7 @@ def _by_row(model, x):
     with tf.GradientTape(persistent=True) as tape:
         losses = tf.unstack(tf.cast(oracle.losses(model, x), tf.float32))
     rows = [tape.gradient(loss, model.trainable_variables) for loss in losses]
+    rows = [[tf.convert_to_tensor(gradient) for gradient in row] for row in rows]
     return [np.stack(per_weight).astype(np.float64) for per_weight in zip(*rows)]
 
 
@@ -242,6 +243,15 @@ class _LookedUpAndScaled(layers.Layer):
 def test_each_weight_meets_the_inputs_that_its_layer_reads(layer, shape):
     model, x = _of([keras.Input(shape), layer], *shape)
     _assert_sums(oracle.run(model, x), _by_row(model, x))
+
+
+def test_a_long_text_s_gram_matrices_may_be_computed_by_halves():
+    def ids(x):
+        return tf.cast(tf.abs(3 * x[..., 0]), tf.int32) % 9  # many are there twice
+
+    embed, dense = layers.Embedding(9, 300), layers.Dense(300)
+    model, x = _of([keras.Input([70, 1]), layers.Lambda(ids), embed, dense], 70, 1)
+    _assert_sums(oracle.run(model, x, mode="xla"), _by_row(model, x))
 
 
 @pytest.mark.parametrize("layer", [layers.Conv2D(3, 2), layers.DepthwiseConv2D(2)])

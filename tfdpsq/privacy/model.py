@@ -206,7 +206,7 @@ class PrivateModel(keras.Model):
         self._record_reads(directory, validation_data, adapted)
         epochs = _Epochs(self, callbacks, per_epoch, verbose, validation_data)
         weights, trained = list(self.model.weights), self.model.trainable_variables
-        ran: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
 
         def losses_of_batch(batch: Batch) -> tf.Tensor:
             parts = [batch[f"{i:04d}"] for i in range(len(flat))]
@@ -233,7 +233,7 @@ class PrivateModel(keras.Model):
                 on_step=epochs.step,
                 jit_compile=self._jit,
                 save_every=per_epoch,
-                facts=ran,
+                facts=facts,
             )
         finally:  # also of a run that was interrupted, or has diverged
             # A resumed run has spent what an earlier process paid for.
@@ -242,14 +242,13 @@ class PrivateModel(keras.Model):
                 self._run_id = ledger.run
         with Watch(self.optimizer, weights, private).unchanged("after the last step"):
             epochs.watch.on_train_end()
-        facts = {
+        facts |= {
             "optimizer": type(self.optimizer).__name__,
             "microbatch_size": self.microbatch_size,
             "trained_parameters": int(sum(np.prod(v.shape) for v in trained)),
             "weights": digest_of_weights(weights),
-            **ran,
         }
-        if ran["engine"] == "fast":
+        if facts["engine"] == "fast":
             facts["products_of_clipping"] = precision_in_words(self._jit)
         if adapted:
             facts["adapted_layers"] = f"{adapted}, to {self._adapted_to} data"
@@ -507,9 +506,8 @@ def _require_watching(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Refuses callbacks that set rates or weights by private losses; see `Watch`."""
     rates = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
     for callback in tf.nest.flatten(callbacks):
-        if isinstance(callback, rates) or getattr(
-            callback, "restore_best_weights", False
-        ):
+        restores = getattr(callback, "restore_best_weights", False)
+        if restores or isinstance(callback, rates):
             raise validation.InputError(
                 f"callbacks has a {type(callback).__name__}, which chooses by private "
                 "losses. Give the optimizer a LearningRateSchedule, or set "

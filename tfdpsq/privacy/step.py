@@ -411,25 +411,18 @@ class CompiledStep:
     def _arguments(self, batch: Arrays, count: int, number: int) -> tuple[Any, ...]:
         """Packs what the step takes: batch, count, noise and keys."""
 
-        def given_to(replica: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-            rows, used = batch, count
+        def given_to(context: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            rows, used, at = batch, count, context.replica_id_in_sync_group
             if self._dealt:
-                rows, used = _share_of(
-                    batch, count, replica, self._replicas, self._at_once
-                )
+                rows, used = _share_of(batch, count, at, self._replicas, self._at_once)
             tensors = {name: tf.convert_to_tensor(v) for name, v in rows.items()}
             return tensors, tf.constant(used, tf.int32)
 
-        if self._replicas == 1:
-            rows, used = given_to(0)
-        else:
-            rows, used = self._strategy.experimental_distribute_values_from_function(
-                lambda context: given_to(context.replica_id_in_sync_group)
-            )
+        deal = self._strategy.experimental_distribute_values_from_function
         # The same for all replicas, as it is added to what they have summed up.
         noise = self._key.secure_noise(number, self.variables)
         tensors = [tf.convert_to_tensor(values) for values in noise]
-        return rows, used, tensors, self._key.step_keys(number)
+        return *deal(given_to), tensors, self._key.step_keys(number)
 
 
 def _require_operations(problem: str) -> None:

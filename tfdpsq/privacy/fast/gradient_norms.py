@@ -51,7 +51,7 @@ floating point, it is at most T·B·u of the sum of the c_i·M_i.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,8 +66,8 @@ _TINY_POSITION, _TINY_SQUARE = 2.0**-100, 2.0**-90
 # the positions whose products are added up in float64 at once.
 _BLOCK, _FEW = 256, 64
 # Terms of an inner product that are added up at a time, and the most that are not cut:
-# for T5-small's 2,048, copies would cost a step one per cent, and tighten nothing much.
-_PANEL, _UNCUT = 1024, 2048
+# to copy T5-small's 2,048 would cost one per cent of a step. For strips see `_strips`.
+_PANEL, _UNCUT, _STRIPS = 1024, 2048, 4
 
 
 class Arithmetic(NamedTuple):
@@ -141,23 +141,28 @@ def squared_norms(uses: Sequence[Any]) -> Squared:
     grams, widths, positions = 0, 0, 0
     # An Outer, a Lookup, or one of each in this order.
     for use in uses:
-        met = _gram(use.right, use.right)
-        length = _lengths(met)
-        steps, made = _chain(use.right.shape[-1]), 1
+        steps, made, parts = _chain(use.right.shape[-1]), 1, []
         if outer := isinstance(use, Outer):
-            same = _gram(use.left, use.left)
-            length *= _lengths(same)
             steps, made = steps + _chain(use.left.shape[-1]), 2
         else:
             equal = use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :]
-            same = tf.cast(equal, dtype)
-        terms.append(_total(same * met))
+            equal = tf.cast(equal, dtype)
+        for rows, columns, weight in _strips(use.right.shape[1]):
+            met = _gram(use.right[:, rows], use.right[:, columns])
+            parts.append(_lengths(met))
+            if outer:
+                same = _gram(use.left[:, rows], use.left[:, columns])
+                parts[-1] *= _lengths(same)
+            else:
+                same = equal[:, rows, columns]
+            terms.append(_total(same * met * weight))
+        length = tf.concat(parts, axis=1)
         lengths.append(_total(length))
         if outer:
             squares.append(tf.square(lengths[-1]))
         else:
             both = length[:, :, tf.newaxis] * length[:, tf.newaxis, :]
-            squares.append(_total(same * both))
+            squares.append(_total(equal * both))
         grams, widths = max(grams, made), max(widths, steps)
         if dtype == tf.float64 or not _is_short(use.right.shape[1]):
             positions += use.right.shape[1] or tf.shape(use.right)[1]
@@ -230,6 +235,20 @@ def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     )
 
 
+def _strips(positions: int | None) -> Iterator[tuple[slice, slice, Any]]:
+    """Rows and columns of parts of a Gram matrix, and how often each column counts.
+
+    XLA computes little more than its upper half; elsewhere copies would cost more.
+    """
+    if positions is None or _is_short(positions) or not factored.compiled_by_xla():
+        yield slice(None), slice(None), 1
+        return
+    size = -(-positions // _STRIPS)
+    for k in range(0, positions, size):  # beyond its own rows also its mirror image's
+        weights = [1.0] * size + [2.0] * positions
+        yield slice(k, k + size), slice(k, None), weights[: positions - k]
+
+
 def _chain(terms: int) -> int:
     """The most roundings that a term of `_gram`'s inner products goes through."""
     return terms if terms <= _UNCUT else _PANEL + (terms - 1) // _PANEL
@@ -259,8 +278,11 @@ def _is_short(axis: int | None) -> bool:
 def _sum_of_squares(values: tf.Tensor) -> tuple[tf.Tensor, int]:
     """‖values‖² for each example, and how many roundings a square goes through."""
     rows, *sizes = values.shape.as_list()
-    length = math.prod(sizes)
-    block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
-    total = _total(tf.square(tf.reshape(values, [rows, length // block, block])))
+    length, block = math.prod(sizes), sizes[-1] if sizes[1:] else 0
+    # Where XLA compiles, rows of a matrix: to cut them, a TPU would copy them first.
+    if not 0 < block <= _UNCUT or not factored.compiled_by_xla():
+        block = max(k for k in range(1, _BLOCK + 1) if length % k == 0)
+        values = tf.reshape(values, [rows, length // block, block])
     # In float64 the second sum rounds as the first does.
-    return total, block + length // block if values.dtype == tf.float64 else block
+    steps = block + length // block if values.dtype == tf.float64 else block
+    return _total(tf.square(values)), steps
