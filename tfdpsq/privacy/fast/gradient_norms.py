@@ -155,7 +155,7 @@ def squared_norms(uses: Sequence[Any]) -> Squared:
                 parts[-1] *= _lengths(same)
             else:
                 same = equal[:, rows, columns]
-            terms.append(_total(same * met * weight))
+            terms.append(_total(same * met if weight is None else same * met * weight))
         length = tf.concat(parts, axis=1)
         lengths.append(_total(length))
         if outer:
@@ -241,7 +241,7 @@ def _strips(positions: int | None) -> Iterator[tuple[slice, slice, Any]]:
     XLA computes little more than its upper half; elsewhere copies would cost more.
     """
     if positions is None or _is_short(positions) or not factored.compiled_by_xla():
-        yield slice(None), slice(None), 1
+        yield slice(None), slice(None), None
         return
     size = -(-positions // _STRIPS)
     for k in range(0, positions, size):  # beyond its own rows also its mirror image's

@@ -69,12 +69,13 @@ class Recorder:
         """Returns whether the weight's gradient is wanted."""
         return variable_key(variable) in self._places
 
-    def read(self, variable: tf.Variable) -> tf.Tensor:
-        """The weight's value, as the layer would read it: autocast included."""
-        if self.comparing:
-            return tf.convert_to_tensor(variable)
-        with self.tape.stop_recording():
-            return tf.convert_to_tensor(variable)
+    def read(self, variable: tf.Variable, ids: Any = None) -> tf.Tensor:
+        """The weight's value, or rows of it, as its layer reads it: autocast, too."""
+        still = contextlib.nullcontext if self.comparing else self.tape.stop_recording
+        with still():
+            if ids is None:
+                return tf.convert_to_tensor(variable)
+            return tf.nn.embedding_lookup(variable, ids)  # and copies nothing else
 
     def outer(
         self,

@@ -106,8 +106,7 @@ def _subscripts(equation: str, rank: int) -> tuple[str, str, str]:
 def embedding(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
     ids = tf.cast(inputs, tf.int64)
-    vectors = tf.nn.embedding_lookup(record.read(layer.embeddings), ids)
-    output = tf.cast(vectors, layer.compute_dtype)
+    output = tf.cast(record.read(layer.embeddings, ids), layer.compute_dtype)
     record.lookup(layer.embeddings, ids, output)
     return output
 
