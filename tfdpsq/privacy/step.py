@@ -337,7 +337,7 @@ class CompiledStep:
         setup: Setup,
         optimizer: Any,
         key: RunKey,
-        jit_compile: bool,
+        jit_compile: bool | None,
         batch: Arrays,
     ):
         """Traces the step for batches like this one; an InputError if XLA cannot."""
@@ -348,15 +348,12 @@ class CompiledStep:
         self.rows = rows_of_batch(setup)
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
-        # Several replicas compile, or not, as their strategy does.
-        jit = jit_compile if self._replicas == 1 else None
         step = functools.partial(_Step(setup).run, optimizer)
-        run = self._strategy.run
-        self._function = tf.function(
-            step if self._replicas == 1 else lambda *given: run(step, args=given),
-            jit_compile=jit,
-            autograph=False,
-        )
+
+        def run(*given: Any) -> Any:
+            return self._strategy.run(step, args=given)
+
+        self._function = tf.function(run, jit_compile=jit_compile, autograph=False)
         empty = {
             name: np.zeros([self.rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
@@ -364,7 +361,7 @@ class CompiledStep:
         arguments = self._arguments(empty, 0, setup.plan.spec.steps)
         with self._precisely():
             self.read = self._function.get_concrete_function(*arguments).variables
-            if jit:
+            if jit_compile:
                 try:
                     self._function.experimental_get_compiler_ir(*arguments)(stage="hlo")
                 except Exception as error:  # of a class that differs by version

@@ -198,15 +198,15 @@ def train(
         read += variables_read
         take = checks.of_one_shape(take, batch)
     strategy = tf.distribute.get_strategy()
-    compiled = jit_compile and strategy.num_replicas_in_sync == 1
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        compiled = "by the TPU"
+    tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    # Several replicas compile, or not, as their strategy does.
+    jit = jit_compile and strategy.num_replicas_in_sync == 1 and not tpu
     # With any other, a step that is repeated would be another step.
     settings = {
         "engine": setup.engine if isinstance(setup.engine, str) else "of the caller",
         "optimizer": type(optimizer).__name__,
         "the optimizer's settings": repr(optimizers.settings_of(optimizer)),
-        "jit_compile": repr(compiled),
+        "jit_compile": repr("by the TPU" if tpu else jit),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
         "the version of tfdpsq": tfdpsq.__version__,
@@ -230,7 +230,7 @@ def train(
         if private:  # `tf.py_function` hides draws from `checks`
             tf.random.set_seed(key.process)
         slots = optimizers.build(optimizer, variables)
-        take_step = CompiledStep(setup, optimizer, key, jit_compile, batch)
+        take_step = CompiledStep(setup, optimizer, key, jit or None, batch)
         restored = [*variables, *slots, *state]
         # The step's own are a schedule's, too.
         watched = _held([*read, *restored, *take_step.read])

@@ -71,11 +71,11 @@ class Recorder:
 
     def read(self, variable: tf.Variable, ids: Any = None) -> tf.Tensor:
         """The weight's value, or rows of it, as its layer reads it: autocast, too."""
-        still = contextlib.nullcontext if self.comparing else self.tape.stop_recording
-        with still():
+        stop = contextlib.nullcontext if self.comparing else self.tape.stop_recording
+        with stop():
             if ids is None:
                 return tf.convert_to_tensor(variable)
-            return tf.nn.embedding_lookup(variable, ids)  # and copies nothing else
+            return tf.nn.embedding_lookup(variable, ids)  # without copying all rows
 
     def outer(
         self,
