@@ -266,8 +266,9 @@ The optimizer counts one iteration per microbatch, not one per logical step.
 
 Noise seeds are constants of the graph, which dumps and profiles contain.
 @ privacy/step.py privacy/test_statistics.py
-- step if self._replicas == 1 else lambda *given: run(step, args=given),
-+ lambda *given: step(*given[:3], key.step_keys(given[3].number)),
+- return self._strategy.run(step, args=given)
++ keys = key.step_keys(given[3].number)
++             return self._strategy.run(step, args=(*given[:3], keys))
 
 Weights that no row touches get no noise, and show which words nobody wrote.
 @ privacy/randomness/noise.py privacy/test_statistics.py
