@@ -110,9 +110,9 @@ def test_a_strategy_of_one_device_trains_the_same_weights(alone, strategy):
     name, _, compiled = strategy.partition(", ")
     device = tf.config.list_logical_devices("CPU")[0].name
     device = [device] if name == "MirroredStrategy" else device
-    with_it = _Run(getattr(tf.distribute, name)(device), jit_compile=bool(compiled))
-    with_it.assert_like(alone)
-    np.testing.assert_allclose(with_it.losses, alone.losses, rtol=1e-4)
+    trained = _Run(getattr(tf.distribute, name)(device), jit_compile=bool(compiled))
+    trained.assert_like(alone)
+    np.testing.assert_allclose(trained.losses, alone.losses, rtol=1e-4)
 
 
 @pytest.mark.parametrize("microbatch, engine", [(7, "fast"), (4, "rowwise")])

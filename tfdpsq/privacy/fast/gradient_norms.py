@@ -244,7 +244,7 @@ def _strips(positions: int | None) -> Iterator[tuple[slice, slice, Any]]:
         yield slice(None), slice(None), None
         return
     size = -(-positions // _STRIPS)
-    for k in range(0, positions, size):  # beyond its own rows also its mirror image's
+    for k in range(0, positions, size):  # a column right of the square counts twice
         weights = [1.0] * size + [2.0] * positions
         yield slice(k, k + size), slice(k, None), weights[: positions - k]
 

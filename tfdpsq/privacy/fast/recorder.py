@@ -75,7 +75,7 @@ class Recorder:
         with stop():
             if ids is None:
                 return tf.convert_to_tensor(variable)
-            return tf.nn.embedding_lookup(variable, ids)  # without copying all rows
+            return tf.nn.embedding_lookup(variable, ids)  # without copying the table
 
     def outer(
         self,

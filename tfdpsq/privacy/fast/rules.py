@@ -268,7 +268,7 @@ def reversible_embedding(
     # Under mixed precision, too, keras-nlp multiplies in the weights' own dtype.
     dtype = layer.reverse_dtype or layer.variable_dtype
     inputs, kernel = tf.cast(inputs, dtype), tf.cast(kernel, dtype)
-    flat = tf.reshape(inputs, [-1, inputs.shape[-1]])  # is faster than in batches
+    flat = tf.reshape(inputs, [-1, inputs.shape[-1]])  # faster than a batched product
     flat = tf.matmul(flat, kernel, transpose_b=layer.tie_weights)
     shape = tf.concat([tf.shape(inputs)[:-1], flat.shape[-1:]], axis=0)
     output = tf.reshape(flat, shape)
